@@ -1,0 +1,1 @@
+"""Trains GPT-2 from scratch."""
