@@ -1,0 +1,5 @@
+"""`python -m tenfold` equals `tenfold`."""
+
+from tenfold.cli import main
+
+main()

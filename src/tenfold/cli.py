@@ -1,0 +1,303 @@
+"""The command line: each verb parses, calls and prints. torch is imported by the verbs that need it, not by --help."""
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import tyro
+
+from tenfold.errors import ConfigError, TenfoldError, did_you_mean
+from tenfold.model.config import ModelConfig
+from tenfold.recipe import Recipe
+from tenfold.run import PRESETS, Cadence, Run, preset
+from tenfold.train.speed import Speed
+
+
+def parse(kind: Callable[..., Any], arguments: Sequence[str], verb: str, **options: Any) -> Any:
+    """The verb's options from the command line; prints help, or a box that names the nearest option, and exits."""
+    return tyro.cli(kind, args=list(arguments), prog=f"tenfold {verb}", **options)
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """Train a preset, or go on with its run: when runs/NAME exists, options that are left out keep their saved values."""
+
+    data: str = ""
+    """Folder of token shards, or a text file to prepare first."""
+    name: str = ""
+    """Name of the run's folder in runs/; empty for the preset's."""
+    tokenizer: Literal["bytes", "chars", "gpt2"] = "gpt2"
+    """How a text file given as --data is prepared."""
+    stop_at: int | None = None
+    """End early at this step, without touching the schedule."""
+    allow: tuple[str, ...] = ()
+    """Fields of the recipe that may differ from the saved run's, such as recipe.lr."""
+    model: ModelConfig = field(default_factory=ModelConfig)
+    recipe: Recipe = field(default_factory=Recipe)
+    speed: Speed = field(default_factory=Speed)
+    cadence: Cadence = field(default_factory=Cadence)
+
+
+def train(arguments: Sequence[str]) -> int:
+    """train a preset on text, or go on with its run"""
+    given = next((a for a in arguments[:1] if not a.startswith("-")), None)
+    if given is None and not {"-h", "--help"} & set(arguments):
+        raise ConfigError(f"train needs a preset first: tenfold train PRESET; possible are {', '.join(PRESETS)}")
+    base = preset(given) if given else Run()
+    name = value_of("--name", arguments) or base.preset
+    saved = saved_run(name) if given else None
+    base = saved if saved and saved.preset == base.preset else base
+    default = TrainOptions(
+        data=base.data,
+        name=name,
+        tokenizer=base.tokenizer,  # type: ignore[arg-type]
+        model=base.model,
+        recipe=base.recipe,
+        speed=base.speed,
+        cadence=base.cadence,
+    )
+    verb = f"train {given or 'PRESET'}"
+    options: TrainOptions = parse(TrainOptions, arguments[1:] if given else arguments, verb, default=default)
+    from tenfold import api
+
+    run = Run(
+        model=options.model,
+        recipe=options.recipe,
+        speed=options.speed,
+        cadence=options.cadence,
+        preset=base.preset,
+        name=options.name,
+        data=options.data,
+        tokenizer=options.tokenizer,
+    )
+    done = api.train(run, stop_at=options.stop_at, allow=options.allow)
+    if os.environ.get("RANK", "0") == "0":
+        loss = f", validation loss {done.val_loss:.4f}" if done.val_loss is not None else ""
+        print(f"{run.name}: {done.step:,} of {run.recipe.steps:,} steps{loss}; everything is in {done.path}")
+        print("next:")
+        if done.step < run.recipe.steps:
+            print(f"  tenfold train {run.preset} --name {run.name}    goes on from step {done.step}")
+        print(f"  tenfold sample {run.name} --prompt TEXT    writes what the model makes of a beginning")
+        print("  tenfold runs    lists the runs with their state")
+        print("  tenfold prepare FILE --out data/mine    turns text of your own into tokens to train on")
+    return done.code
+
+
+def value_of(option: str, arguments: Sequence[str]) -> str:
+    """What an option is given on the command line, before it is parsed properly."""
+    for i, argument in enumerate(arguments):
+        if argument == option and i + 1 < len(arguments):
+            return arguments[i + 1]
+        if argument.startswith(option + "="):
+            return argument.partition("=")[2]
+    return ""
+
+
+def saved_run(name: str) -> Run | None:
+    """The run saved under a name in runs/, if there is one."""
+    from tenfold import rundir
+    from tenfold.run import from_dict
+
+    folder = rundir.folder_of(name)
+    return from_dict(rundir.read_run(folder), f"{folder}/run.json") if (folder / "run.json").is_file() else None
+
+
+@dataclass(frozen=True)
+class PrepareOptions:
+    """Turn a text file, a folder of .txt and .md files, or a .jsonl file into token shards; goes on where it was stopped."""
+
+    source: tyro.conf.Positional[str]
+    """Text file, folder of .txt and .md files, or .jsonl file with a text field."""
+    out: str = ""
+    """Folder for the shards; empty for data/ and the source's name."""
+    tokenizer: Literal["bytes", "chars", "gpt2"] = "gpt2"
+    """bytes, chars (one id a character of the text) or gpt2 (GPT-2's BPE)."""
+    val_fraction: float = 0.1
+    """Share of the text kept for validation, in whole documents."""
+    shard_tokens: int = 100_000_000
+    """Tokens a shard."""
+    text_field: str = "text"
+    """Field of a .jsonl line that has the text."""
+
+
+def prepare(arguments: Sequence[str]) -> int:
+    """turn text into token shards to train on"""
+    from pathlib import Path
+
+    from tenfold.prepare import prepare_text
+
+    options: PrepareOptions = parse(PrepareOptions, arguments, "prepare")
+    source = Path(options.source)
+    out = Path(options.out) if options.out else Path("data") / source.stem
+    prepare_text(
+        source,
+        out,
+        options.tokenizer,
+        val_fraction=options.val_fraction,
+        shard_tokens=options.shard_tokens,
+        text_field=options.text_field,
+        report=print,
+    )
+    print(f"train on it: tenfold train demo --name {source.stem} --data {out}")
+    return 0
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """Write what a trained model makes of a beginning."""
+
+    run: tyro.conf.Positional[str]
+    """Run by its name in runs/ or its path, or a checkpoint folder."""
+    prompt: str | None = None
+    """Text that the samples begin with; by default the run's own."""
+    samples: int = 1
+    """Number of samples."""
+    tokens: int = 200
+    """Most tokens of a sample; it ends earlier at an end-of-text."""
+    temperature: float = 0.8
+    """0 always takes the most likely token; 1 samples as the model says."""
+    top_k: int = 200
+    """Only the k most likely tokens; 0 is all."""
+    top_p: float = 1.0
+    """Only the most likely tokens that have this probability together."""
+    seed: int = 1337
+    """Seed of the first sample; each further one counts up."""
+    step: int | None = None
+    """Step of the checkpoint; by default the newest."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N, mps or xpu."""
+
+
+def sample(arguments: Sequence[str]) -> int:
+    """write text with a trained model"""
+    options: SampleOptions = parse(SampleOptions, arguments, "sample")
+    from tenfold import api
+    from tenfold.generate import check_options
+
+    check_options(options.tokens, options.temperature, options.top_k, options.top_p)
+    if options.samples < 1:
+        raise ConfigError(f"--samples {options.samples}: give at least 1")
+    model = api.load(options.run, options.step, options.device)
+    prompt = model.prompt if options.prompt is None else options.prompt
+    for i in range(options.samples):
+        if i:
+            print("---")
+        print(prompt, end="", flush=True)
+        picking = (options.temperature, options.top_k, options.top_p, options.seed + i)
+        for text in model.stream(prompt, options.tokens, *picking):
+            print(text, end="", flush=True)
+        print()
+    return 0
+
+
+def runs(arguments: Sequence[str]) -> int:
+    """list the runs with their state"""
+    from pathlib import Path
+
+    from tenfold import rundir
+    from tenfold.listing import run_table
+
+    def options(folder: Path = rundir.RUNS) -> Path:
+        """List the runs of a folder with their state.
+
+        Args:
+            folder: Folder of runs.
+        """
+        return folder
+
+    print(run_table(parse(options, arguments, "runs")))
+    return 0
+
+
+def info(arguments: Sequence[str]) -> int:
+    """tell what this machine is and what it supports"""
+
+    def options(device: str = "auto") -> str:
+        """Tell what this machine is and what it supports.
+
+        Args:
+            device: auto, cpu, cuda, cuda:N, mps or xpu.
+        """
+        return device
+
+    device = parse(options, arguments, "info")
+    from tenfold.hardware import detect
+    from tenfold.listing import machine_table
+
+    print(machine_table(detect(device)))
+    return 0
+
+
+VERBS: dict[str, Callable[[Sequence[str]], int]] = {
+    "train": train,
+    "prepare": prepare,
+    "sample": sample,
+    "runs": runs,
+    "info": info,
+}
+
+
+def usage() -> str:
+    """What `tenfold --help` prints."""
+    lines = [f"  {name:<9} {verb.__doc__}" for name, verb in VERBS.items()]
+    return "\n".join(
+        (
+            "usage: tenfold VERB [OPTIONS]",
+            "",
+            "Trains GPT-2 from scratch on whatever hardware you have.",
+            "",
+            *lines,
+            "",
+            f"presets: {', '.join(PRESETS)}",
+            "`tenfold VERB --help` tells a verb's options; `tenfold train PRESET --help` those of a preset with its values.",
+        )
+    )
+
+
+def call(arguments: Sequence[str]) -> int:
+    """Run one command; the exit code."""
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] in ("-V", "--version"):
+        from importlib.metadata import version
+
+        print(f"tenfold {version('tenfold')}")
+        return 0
+    verb = VERBS.get(arguments[0])
+    if verb is None:
+        raise ConfigError(
+            f"no verb {arguments[0]!r}{did_you_mean(arguments[0], VERBS)}; possible are {', '.join(VERBS)}"
+        )
+    return verb(arguments[1:])
+
+
+def main() -> None:
+    """Entry point: a user's mistake is one line and exit code 2."""
+    try:
+        code = call(sys.argv[1:])
+    except TenfoldError as error:
+        print(f"tenfold: {error}", file=sys.stderr)
+        code = 2
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        code = 0
+    finish(code)
+
+
+def finish(code: int) -> None:
+    """Leave the process group, if there is one, and end. Among several processes without the interpreter's own shutdown,
+    in which gloo's threads sometimes crash or hang after all work is done."""
+    if "torch.distributed" in sys.modules:
+        from tenfold import world
+
+        if code == 0 or code > 2:
+            world.leave()
+        if world.launched():
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    sys.exit(code)

@@ -1,0 +1,112 @@
+"""The one door through which a training prints: a progress bar on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.markup import escape
+from rich.panel import Panel
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class Display(AbstractContextManager, Protocol):
+    """What a training tells while it runs."""
+
+    def say(self, text: str) -> None:
+        """One line for the user."""
+
+    def begin(self, position: int, steps: int) -> None:
+        """Training begins at a position of so many steps."""
+
+    def record(self, record: dict[str, Any]) -> None:
+        """A record that also goes to metrics.jsonl."""
+
+    def sample(self, step: int, text: str) -> None:
+        """Text that the model wrote."""
+
+
+class Silent:
+    """Prints nothing: the display of all processes but the lead."""
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def say(self, text: str) -> None:
+        pass
+
+    def begin(self, position: int, steps: int) -> None:
+        pass
+
+    def record(self, record: dict[str, Any]) -> None:
+        pass
+
+    def sample(self, step: int, text: str) -> None:
+        pass
+
+
+def figures(record: dict[str, Any]) -> str:
+    """The figures of a record in words."""
+    told = [
+        f"{words} {record[key]:{form}}"
+        for key, words, form in (
+            ("loss", "loss", ".4f"),
+            ("val_loss", "validation loss", ".4f"),
+            ("lr", "lr", ".2e"),
+            ("grad_norm", "norm", ".2f"),
+        )
+        if isinstance(record.get(key), float)
+    ]
+    if "tokens_per_second" in record:
+        told.append(f"{record['tokens_per_second']:,.0f} tokens/s")
+        told.append(f"data wait {record['data_wait']:.1%}")
+    return "  ".join(told)
+
+
+class Terminal:
+    """Prints to standard error, so that standard output stays for results."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.bar = Progress(
+            TextColumn("{task.completed:,}/{task.total:,} steps"),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self.task = None
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.stop()
+
+    def say(self, text: str) -> None:
+        self.console.print(escape(text), soft_wrap=True)
+
+    def begin(self, position: int, steps: int) -> None:
+        self.task = self.bar.add_task("", total=steps, completed=position, figures="")
+        self.bar.start()
+
+    def record(self, record: dict[str, Any]) -> None:
+        step, told = record["step"], figures(record)
+        if self.task is not None and "loss" in record:
+            self.bar.update(self.task, completed=step + 1, figures=told)
+        if message := record.get("message"):
+            self.say(f"step {step}: {message}")
+        elif told and (record.get("event") or "val_loss" in record or not self.console.is_terminal):
+            self.say(f"step {step:>6}  {told}" + (f"  {record['event']}" if "event" in record else ""))
+
+    def sample(self, step: int, text: str) -> None:
+        self.console.print(Panel(escape(text), title=f"sample at step {step}", title_align="left"))

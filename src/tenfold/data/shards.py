@@ -1,0 +1,386 @@
+"""The shard format, both ways, and the corpus that shards make up.
+
+A corpus is a folder: `manifest.json` and, for each of the splits "train" and "val", shards `train_000000.bin` and so
+on. A shard is a header of 64 bytes and then token ids, little-endian, 16 bits wide where the vocabulary allows and
+32 otherwise:
+
+    bytes 0-7    magic, b"TENFOLD1"
+    bytes 8-11   version of the format
+    bytes 12-15  bytes an id: 2 or 4
+    bytes 16-23  size of the vocabulary; every id is below it
+    bytes 24-31  number of ids
+    bytes 32-63  SHA-256 of the ids' bytes
+
+A shard under work is called `.partial`; only a whole one has its header and its name. What text becomes which shards
+is not decided here.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from tenfold.data.tokenizer import Tokenizer, from_spec
+from tenfold.errors import DataError
+
+MAGIC = b"TENFOLD1"
+VERSION = 1
+HEADER = struct.Struct("<8sIIQQ32s")
+FORMAT = "tenfold corpus"
+MANIFEST = "manifest.json"
+STAMP = ".checked.json"
+SPLITS = ("train", "val")
+BLOCK = 1 << 22  # ids looked at in one go
+
+Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+
+
+def dtype_for(vocab: int) -> np.dtype[Any]:
+    """The type of the ids of a vocabulary: 16 bits where every id fits, else 32, little-endian."""
+    return np.dtype("<u2" if vocab <= 1 << 16 else "<u4")
+
+
+def shard_name(split: str, index: int) -> str:
+    """The file name of a split's shard."""
+    return f"{split}_{index:06d}.bin"
+
+
+# Writing
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Makes `path` hold `data`, so that whoever looks finds the old content or the new, also after a power cut."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(data)
+        _sync(file)
+    os.replace(partial, path)
+    _sync_folder(path.parent)
+
+
+class ShardWriter:
+    """Appends ids to the shards of one split, each `shard_tokens` long but the last.
+
+    Shard k holds the ids from k * shard_tokens on, so the number of ids written so far says where everything stands:
+    a writer that is given `tokens` keeps that many, drops whatever came after them and goes on.
+
+    Raises:
+        DataError: from `append`, an id that is not below `vocab` (nothing of that call is written then); on going
+            on, shards that hold less than `tokens`.
+    """
+
+    def __init__(self, folder: Path, split: str, vocab: int, shard_tokens: int, tokens: int = 0) -> None:
+        self.folder, self.split, self.vocab, self.shard_tokens = folder, split, vocab, shard_tokens
+        self.tokens = tokens
+        self.dtype = dtype_for(vocab)
+        self._file: BinaryIO | None = None
+        whole, begun = divmod(tokens, shard_tokens)
+        self._done = [_entry(open_shard(folder / shard_name(split, index))) for index in range(whole)]
+        for path in folder.glob(f"{split}_*.bin*"):
+            index = path.name.removeprefix(f"{split}_").split(".")[0]
+            if index.isdecimal() and (int(index) > whole or (int(index) == whole and not begun)):
+                path.unlink()
+        if begun:
+            self._resume(begun)
+
+    def __enter__(self) -> "ShardWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Closes the file under work, as it is."""
+        if self._file:
+            # What a full disk kept from being written cannot be written on closing either.
+            with contextlib.suppress(OSError):
+                self._file.close()
+
+    def append(self, ids: npt.ArrayLike) -> None:
+        """Writes some ids, any number of them."""
+        array = np.asarray(ids)
+        if len(array) and (int(array.max()) >= self.vocab or int(array.min()) < 0):
+            bad = array[(array < 0) | (array >= self.vocab)][0]
+            raise DataError(
+                f"token id {bad} does not belong to a vocabulary of {self.vocab}; ids go from 0 to {self.vocab - 1}"
+            )
+        while len(array):
+            if self._file is None:
+                self._file = self._path(".partial").open("wb")
+                self._file.write(bytes(HEADER.size))  # the header comes last: without it this is no shard
+                self._digest = hashlib.sha256()
+            part = array[: self.shard_tokens - self.tokens % self.shard_tokens].astype(self.dtype)
+            body = part.tobytes()
+            self._file.write(body)
+            self._digest.update(body)
+            self.tokens += len(part)
+            array = array[len(part) :]
+            if self.tokens % self.shard_tokens == 0:
+                self._complete(self.shard_tokens)
+
+    def sync(self) -> None:
+        """Returns once everything appended so far is safe on the disk."""
+        if self._file:
+            _sync(self._file)
+
+    def finish(self) -> list[dict[str, Any]]:
+        """Completes the last shard; returns name, tokens, bytes and sha256 (of the ids) of all, for the manifest."""
+        if self._file:
+            self._complete(self.tokens % self.shard_tokens)
+        return self._done
+
+    def _path(self, suffix: str = "") -> Path:
+        return self.folder / (shard_name(self.split, len(self._done)) + suffix)
+
+    def _resume(self, tokens: int) -> None:
+        """Opens the shard under work with its first `tokens` ids, also when it was already completed."""
+        partial, size = self._path(".partial"), HEADER.size + tokens * self.dtype.itemsize
+        if self._path().exists():
+            os.replace(self._path(), partial)
+        if not partial.exists() or partial.stat().st_size < size:
+            raise DataError(f"{partial} has lost ids that were written; delete {self.folder} and prepare again")
+        self._file = partial.open("r+b")
+        self._file.truncate(size)
+        self._file.write(bytes(HEADER.size))
+        self._digest = hashlib.sha256()
+        while block := self._file.read(1 << 20):
+            self._digest.update(block)
+
+    def _complete(self, tokens: int) -> None:
+        assert self._file
+        header = HEADER.pack(MAGIC, VERSION, self.dtype.itemsize, self.vocab, tokens, self._digest.digest())
+        # The header only after the ids: a power cut between the two leaves a file that is refused.
+        _sync(self._file)
+        self._file.seek(0)
+        self._file.write(header)
+        _sync(self._file)
+        self._file.close()
+        self._file = None
+        os.replace(self._path(".partial"), self._path())
+        _sync_folder(self.folder)
+        self._done.append(_entry(open_shard(self._path())))
+
+
+def _sync(file: BinaryIO) -> None:
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(PermissionError):  # Windows opens no folders, and needs no help with renames
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _entry(shard: "Shard") -> dict[str, Any]:
+    size = HEADER.size + shard.ids.nbytes
+    return {"name": shard.path.name, "tokens": len(shard.ids), "bytes": size, "sha256": shard.sha256}
+
+
+# Reading
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A whole shard. `ids` is a read-only memory map; `sha256` is what the header says, not computed again."""
+
+    path: Path
+    vocab: int
+    sha256: str
+    ids: Ids
+
+
+def open_shard(path: Path) -> Shard:
+    """Opens a shard after checking its header and size; its ids are not read.
+
+    Raises:
+        DataError: it is missing, foreign, of a newer version, truncated or damaged.
+    """
+    again = "prepare the data again, or copy the file again from where it came"
+    try:
+        with path.open("rb") as file:
+            head, size = file.read(HEADER.size), os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise DataError(f"cannot read the shard {path} ({error.strerror}); {again}") from None
+    if len(head) < HEADER.size or not head.startswith(MAGIC):
+        raise DataError(f"{path} is not a tenfold shard (it starts with {head[:8]!r}, not {MAGIC!r}); {again}")
+    _, version, width, vocab, count, digest = HEADER.unpack(head)
+    if version != VERSION:
+        raise DataError(f"{path} has version {version} of the shard format; this tenfold reads {VERSION}: update it")
+    if width != dtype_for(vocab).itemsize or not vocab:
+        raise DataError(f"{path} says {width} bytes an id for a vocabulary of {vocab}, which no shard has; {again}")
+    if size != HEADER.size + count * width or not count:
+        raise DataError(
+            f"{path} has {size} bytes, but {count} ids of {width} bytes need {HEADER.size + count * width}; {again}"
+        )
+    return Shard(path, vocab, digest.hex(), np.memmap(path, dtype_for(vocab), "r", HEADER.size, (count,)))
+
+
+class Tokens:
+    """The ids of a split, one after the other, whatever the shards: `len(tokens)` and `tokens.read(start, count)`."""
+
+    def __init__(self, shards: Sequence[Shard]) -> None:
+        self.shards = tuple(shards)
+        self._ends = np.cumsum([len(shard.ids) for shard in self.shards], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if self.shards else 0
+
+    def read(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        """The `count` ids from position `start` on (int64, one dimension).
+
+        Raises:
+            IndexError: they are not all there.
+        """
+        if start < 0 or count < 0 or start + count > len(self):
+            raise IndexError(f"ids {start} to {start + count} of {len(self)}")
+        out, done = np.empty(count, np.int64), 0
+        index = int(np.searchsorted(self._ends, start, side="right"))
+        while done < count:
+            ids = self.shards[index].ids
+            begin = start + done - (int(self._ends[index]) - len(ids))
+            part = ids[begin : begin + count - done]
+            out[done : done + len(part)] = part
+            done, index = done + len(part), index + 1
+        return out
+
+    def check(self, vocab: int) -> None:
+        """Returns if every id is below `vocab`, after looking at all of them, at the speed of the disk or memory.
+
+        A file beside the shards remembers what was found, so that the next time takes no time; a shard that has
+        changed since is looked at again. Where that file cannot be written everything is looked at each time.
+
+        Raises:
+            DataError: names the file and the position of the first id that is not.
+        """
+        for shard in self.shards:
+            highest = _highest(shard)
+            if highest >= vocab:
+                start, block = next((start, block) for start, block in _blocks(shard) if block.max() >= vocab)
+                first = int(np.argmax(block >= vocab))
+                raise DataError(
+                    f"{shard.path} has the id {block[first]} at position {start + first}, but the vocabulary has "
+                    f"{vocab} ids; prepare the data again, or train a model with a vocabulary of at least {highest + 1}"
+                )
+
+
+def _blocks(shard: Shard) -> Iterator[tuple[int, Ids]]:
+    ids = np.asarray(shard.ids)
+    return ((start, ids[start : start + BLOCK]) for start in range(0, len(ids), BLOCK))
+
+
+def _highest(shard: Shard) -> int:
+    """The highest id in a shard: remembered, or looked up and then remembered."""
+    stamp, stat = shard.path.with_name(STAMP), shard.path.stat()
+    known = [shard.sha256, stat.st_size, stat.st_mtime_ns]
+    stamps: dict[str, Any] = {}
+    try:
+        stamps = dict(json.loads(stamp.read_text()))
+        *what, highest = stamps[shard.path.name]
+        if what == known and isinstance(highest, int):
+            return highest
+    except (OSError, KeyError, TypeError, ValueError):
+        pass  # nothing is remembered about this shard
+    highest = max(int(block.max()) for _, block in _blocks(shard))
+    stamps[shard.path.name] = [*known, highest]
+    # Several processes may do this at once: each puts a whole file in place, and the last one wins.
+    mine = stamp.with_name(f"{STAMP}.{os.getpid()}.partial")
+    with contextlib.suppress(OSError):
+        try:
+            mine.write_text(json.dumps(stamps))
+            os.replace(mine, stamp)
+        finally:
+            mine.unlink(missing_ok=True)
+    return highest
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A folder of shards with what its manifest says.
+
+    `fingerprint` is a short hash of the tokenizer and of all ids in their order; it does not depend on the path.
+    """
+
+    path: Path
+    tokenizer: Tokenizer
+    manifest: dict[str, Any]
+    fingerprint: str
+    train: Tokens
+    val: Tokens
+
+
+def open_corpus(path: Path | str) -> Corpus:
+    """Opens a prepared folder after checking its manifest and the header and size of every shard; reads no ids.
+
+    Raises:
+        DataError: the folder or a file in it is missing, unfinished, foreign, of a newer version, or damaged.
+    """
+    folder = Path(path)
+    manifest = read_manifest(folder)
+    tokenizer = from_spec(manifest["tokenizer"])
+    train, val = (
+        Tokens([_listed(folder, tokenizer, entry) for entry in manifest["splits"][name]["shards"]]) for name in SPLITS
+    )
+    content = [tokenizer.spec(), *([shard.sha256 for shard in split.shards] for split in (train, val))]
+    fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+    return Corpus(folder, tokenizer, manifest, fingerprint, train, val)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a prepared folder, checked for its form.
+
+    Raises:
+        DataError: as `open_corpus`.
+    """
+    path = folder / MANIFEST
+    try:
+        manifest = json.loads(path.read_bytes())
+    except ValueError:
+        raise DataError(f"{path} is damaged (no JSON); prepare the data again into another folder") from None
+    except OSError as error:
+        what = "the folder does not exist" if not folder.exists() else f"no {MANIFEST} ({error.strerror})"
+        raise DataError(
+            f"{folder} is no prepared data: {what}; run `tenfold prepare`, again if it was stopped"
+        ) from None
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise DataError(f"{path} is not tenfold's; name a folder that `tenfold prepare` made")
+    if manifest.get("version") != VERSION:
+        raise DataError(f"{path} has version {manifest.get('version')!r}; this tenfold reads {VERSION}: update it")
+    try:
+        entries = [entry for name in SPLITS for entry in manifest["splits"][name]["shards"]]
+        sound = isinstance(manifest["tokenizer"], dict) and all(
+            isinstance(entry[key], kind)
+            for entry in entries
+            for key, kind in (("name", str), ("tokens", int), ("bytes", int), ("sha256", str))
+        )
+    except (KeyError, TypeError):
+        sound = False
+    if not sound:
+        raise DataError(f"{path} is damaged (parts are missing); prepare the data again into another folder")
+    return manifest
+
+
+def _listed(folder: Path, tokenizer: Tokenizer, entry: dict[str, Any]) -> Shard:
+    """Opens a shard that the manifest lists, if it is the one that was listed."""
+    name = entry["name"]
+    if name in ("", ".", "..") or Path(name).name != name or "\\" in name:
+        raise DataError(f"{folder / MANIFEST} names {name!r}, which is not a file in its folder; do not use it")
+    shard = open_shard(folder / name)
+    if shard.vocab != tokenizer.vocab:
+        raise DataError(
+            f"{shard.path} has a vocabulary of {shard.vocab}, but {MANIFEST} says {tokenizer.name} with "
+            f"{tokenizer.vocab}; the two do not belong together: prepare the data again"
+        )
+    if _entry(shard) != {key: entry[key] for key in ("name", "tokens", "bytes", "sha256")}:
+        raise DataError(
+            f"{shard.path} is not the shard that {MANIFEST} lists; prepare the data again, or copy it again"
+        )
+    return shard

@@ -1,0 +1,67 @@
+"""Tables for the terminal: runs with their state, and what this machine supports."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tenfold import rundir
+from tenfold.hardware import UNTRIED, Hardware
+
+FEATURES = ("fp32", "tf32", "bf16", "fp16", "compile", "fused")
+
+
+def render(table: Table) -> str:
+    """A table as text, as wide as the terminal, or as it needs where there is none."""
+    console = Console() if Console().is_terminal else Console(width=160)
+    with console.capture() as capture:
+        console.print(table)
+    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def last(records: list[dict[str, Any]], key: str, form: str) -> str:
+    """The last value of a key in a run's records, formatted, or a dash."""
+    return next((f"{r[key]:{form}}" for r in reversed(records) if isinstance(r.get(key), int | float)), "-")
+
+
+def run_table(root: Path) -> str:
+    """The runs below a folder: state, progress, last losses, speed and when they last moved."""
+    table = Table(
+        "run", "preset", "state", "step", "loss", "val loss", "tokens/s", "last line", box=None, pad_edge=False
+    )
+    for path in rundir.runs(root):
+        records = rundir.read_metrics(path)
+        try:
+            content = rundir.read_run(path)
+        except rundir.CheckpointError as error:
+            table.add_row(path.name, "-", f"unreadable: {error}", "-", "-", "-", "-", "-")
+            continue
+        steps = content.get("recipe", {}).get("steps", "?")
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(records[-1]["time"])) if records else "-"
+        figures = (
+            last(records, key, form)
+            for key, form in (("loss", ".4f"), ("val_loss", ".4f"), ("tokens_per_second", ",.0f"))
+        )
+        at = f"{last(records, 'step', ',d')} / {steps:,}" if isinstance(steps, int) else "-"
+        table.add_row(path.name, str(content.get("preset", "-")), rundir.state(path), at, *figures, when)
+    return render(table) if table.row_count else f"no runs in {root}; `tenfold train demo` makes one"
+
+
+def machine_table(hardware: Hardware) -> str:
+    """What the machine is and what it supports, with the reason where it does not."""
+    table = Table.grid(padding=(0, 2))
+    table.add_row("device", hardware.described)
+    table.add_row("count", f"{hardware.count} {'cores' if hardware.kind == 'cpu' else 'devices'}")
+    table.add_row("memory", f"{hardware.memory_bytes / 2**30:.1f} GiB" if hardware.memory_bytes else "unknown")
+    table.add_row("torch", hardware.torch)
+    table.add_row("C++ compiler", hardware.compiler or "none found")
+    table.add_row("Triton", "installed" if hardware.triton else "not installed")
+    for feature in FEATURES:
+        reason = hardware.lacks(feature)
+        table.add_row(feature, f"no: {reason}" if reason else "yes")
+    for kind in (hardware.kind, "hip" if hardware.hip else ""):
+        if kind in UNTRIED:
+            table.add_row("note", UNTRIED[kind])
+    return render(table)

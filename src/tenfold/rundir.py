@@ -1,0 +1,149 @@
+"""The run folder: run.json, metrics.jsonl, checkpoints/ and samples/. Standard library only, so that whatever shows a run
+needs nothing of what trains it."""
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from tenfold.errors import CheckpointError, ConfigError
+
+FORMAT = 1
+RUNS = Path("runs")
+
+
+def find(name: str) -> Path:
+    """The folder of a run given by its name in runs/ or by a path; CheckpointError names the runs that there are."""
+    for path in (RUNS / name, Path(name)):
+        if (path / "run.json").is_file():
+            return path
+    have = [path.name for path in runs()]
+    there = f"runs/ has {', '.join(have[:8])}{' ...' if len(have) > 8 else ''}" if have else "runs/ has no run yet"
+    raise CheckpointError(f"no run {name!r}: {there}; give one of them, or the path of a run folder")
+
+
+def runs(root: Path = RUNS) -> list[Path]:
+    """Run folders below `root`, by name."""
+    return sorted(path.parent for path in root.glob("*/run.json"))
+
+
+def folder_of(name: str) -> Path:
+    """Where a run of this name lives; ConfigError if it is no name."""
+    if not name or name in (".", "..") or "/" in name or "\\" in name or name.startswith("-"):
+        raise ConfigError(f"--name {name!r} cannot name a folder in runs/; use letters, digits, '-', '_' and '.'")
+    return RUNS / name
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Replace a file's content in one step: readers see the old or the new, never a half."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+
+
+def read_json(path: Path, what: str) -> dict[str, Any]:
+    """A JSON object from a file; CheckpointError, naming `what` it should be, if there is none or it is damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{what} {path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise CheckpointError(
+            f"{what} {path} is damaged ({error}); restore it, or begin under another --name"
+        ) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{what} {path} is damaged (no JSON object); restore it, or begin under another --name")
+    if value.get("format", FORMAT) != FORMAT:
+        raise CheckpointError(
+            f"{what} {path} has format {value['format']}, this tenfold reads {FORMAT}; update tenfold"
+        )
+    return value
+
+
+def read_run(path: Path) -> dict[str, Any]:
+    """What run.json of a run folder says."""
+    return read_json(path / "run.json", "run file")
+
+
+def write_run(path: Path, content: dict[str, Any]) -> None:
+    """Write run.json of a run folder."""
+    path.mkdir(parents=True, exist_ok=True)
+    write_atomically(path / "run.json", json.dumps({"format": FORMAT, **content}, indent=2) + "\n")
+
+
+def append(path: Path, record: dict[str, Any]) -> None:
+    """Add one line to metrics.jsonl of a run folder; numbers that are not finite become null, as JSON has none."""
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+    with (path / "metrics.jsonl").open("a+b") as file:
+        if file.tell() and not ends_line(file):
+            file.write(b"\n")  # a crash left half a line; readers pass over it
+        file.write(json.dumps({**clean, "time": round(time.time(), 3)}).encode() + b"\n")
+
+
+def ends_line(file: IO[bytes]) -> bool:
+    """Whether a file opened for reading ends with a line feed."""
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The lines of metrics.jsonl in order, without those that a later resume took back and without half-written ones."""
+    records: list[dict[str, Any]] = []
+    try:
+        lines = (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return records
+    for line in lines:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if not isinstance(record, dict) or not isinstance(record.get("step"), int):
+            continue
+        if record.get("event") == "resume":
+            records = [r for r in records if r["step"] < record["step"]]
+        records.append(record)
+    return records
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a run folder; ConfigError if another process on this machine holds it."""
+    import fcntl
+
+    path.mkdir(parents=True, exist_ok=True)
+    with (path / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"{path} is being trained by another process; wait for it, or give another --name"
+            ) from None
+        yield
+
+
+def is_held(path: Path) -> bool:
+    """Whether a process on this machine is training in a run folder."""
+    if not (path / "lock").is_file():
+        return False
+    try:
+        with locked(path):
+            return False
+    except (ConfigError, OSError):
+        return True
+
+
+def state(path: Path) -> str:
+    """running, done, stopped, crashed or new: what became of a run."""
+    if is_held(path):
+        return "running"
+    records = read_metrics(path)
+    last = next((r["event"] for r in reversed(records) if r.get("event") in ("done", "stopped", "resume", "start")), "")
+    return last if last in ("done", "stopped") else "crashed" if records else "new"

@@ -1,0 +1,250 @@
+"""Checkpoints: a folder of safetensors by canonical parameter name plus JSON, whole or absent, never pickled. Saving stops
+training for the copy off the device only; a thread writes."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+from tenfold.errors import CheckpointError
+from tenfold.model.config import ModelConfig
+from tenfold.rundir import FORMAT, read_json
+from tenfold.train.trainer import Trainer
+
+WEIGHTS, MOMENTS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
+NAME = re.compile(r"step-(\d{6,})")
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A training's state in host memory, detached from the training."""
+
+    weights: dict[str, Tensor]
+    moments: dict[str, Tensor]
+    state: dict[str, Any]
+
+    @property
+    def bytes(self) -> int:
+        """Size of the tensors."""
+        return sum(t.nbytes for tensors in (self.weights, self.moments) for t in tensors.values())
+
+
+def whole(tensor: Tensor, keep: bool) -> Tensor | None:
+    """A copy in host memory of a tensor that may lie in shards on several processes, for those that keep it."""
+    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    return full.detach().to("cpu", copy=True).contiguous() if keep else None
+
+
+def snapshot(trainer: Trainer) -> Snapshot:
+    """Copy the state off the device. Every process takes part; only the lead's has the tensors."""
+    keep = trainer.world.lead
+    weights, moments = {}, {}
+    for name, parameter in trainer.module.named_parameters():
+        weights[name] = whole(parameter, keep)
+        for key, value in trainer.optimizer.state[parameter].items():
+            moments[f"{key}.{name}"] = whole(value, keep)
+    state = {
+        "format": FORMAT,
+        "position": trainer.position,
+        "scale": trainer.scale.state(),
+        "model": asdict(trainer.module.config),
+        "recipe": asdict(trainer.recipe),
+    }
+    return Snapshot(weights if keep else {}, moments if keep else {}, state)
+
+
+def sha256(path: Path) -> str:
+    """Hash of a file, as hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync_to_disk(path: Path) -> None:
+    """Make the system write a file, or a folder's entries, to the disk now."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write(folder: Path, saved: Snapshot) -> None:
+    """Write a snapshot as the checkpoint folder `folder`: under a temporary name, synced, renamed. CheckpointError if it
+    does not fit the disk; nothing but whole checkpoints is ever left under a checkpoint's name."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    needed, free = saved.bytes + 2**20, shutil.disk_usage(folder.parent).free
+    partial = folder.with_name(f".{folder.name}.partial")
+    try:
+        if free < needed:
+            raise OSError(28, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
+        save_file(saved.weights, partial / WEIGHTS)
+        save_file(saved.moments, partial / MOMENTS)
+        hashes = {name: sha256(partial / name) for name in (WEIGHTS, MOMENTS)}
+        (partial / STATE).write_text(json.dumps({**saved.state, "sha256": hashes}, indent=2) + "\n")
+        for path in (*partial.iterdir(), partial):
+            sync_to_disk(path)
+        shutil.rmtree(folder, ignore_errors=True)
+        partial.rename(folder)
+        sync_to_disk(folder.parent)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(partial, ignore_errors=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise CheckpointError(
+            f"checkpoint {folder} could not be saved ({reason}); free some space; earlier checkpoints are untouched"
+        ) from None
+
+
+def saved_steps(root: Path) -> dict[int, Path]:
+    """Checkpoint folders below `root` by their step, oldest first."""
+    found = {int(m[1]): path for path in root.glob("step-*") if (m := NAME.fullmatch(path.name)) and path.is_dir()}
+    return dict(sorted(found.items()))
+
+
+def folder_at(root: Path, step: int) -> Path:
+    """Where the checkpoint of a step lies."""
+    return root / f"step-{step:06d}"
+
+
+def prune(root: Path, keep: int, keep_every: int) -> None:
+    """Remove old checkpoints: the newest `keep`, the best by validation loss and multiples of `keep_every` stay."""
+    steps = saved_steps(root)
+    losses = {s: loss for s, path in steps.items() if (loss := read_state(path).get("val_loss")) is not None}
+    stay = {*list(steps)[-keep:], *([min(losses, key=losses.__getitem__)] if losses else [])}
+    for step, path in steps.items():
+        if step not in stay and not (keep_every and step % keep_every == 0):
+            gone = path.with_name(f".{path.name}.removed")
+            path.rename(gone)  # readers see whole checkpoints or none
+            shutil.rmtree(gone, ignore_errors=True)
+
+
+class Saver:
+    """Writes checkpoints in a thread, one at a time, and prunes after each; `failed` gets the reason of a failed one."""
+
+    def __init__(self, root: Path, keep: int, keep_every: int, failed: Callable[[CheckpointError], None]) -> None:
+        self.root, self.keep, self.keep_every, self.failed = root, keep, keep_every, failed
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self.writing: Future[None] | None = None
+
+    def save(self, saved: Snapshot) -> None:
+        """Begin to write; waits for the one before."""
+        self.settle()
+        self.writing = self.thread.submit(self.write, saved)
+
+    def write(self, saved: Snapshot) -> None:
+        write(folder_at(self.root, saved.state["position"]), saved)
+        prune(self.root, self.keep, self.keep_every)
+
+    def settle(self) -> bool:
+        """Wait until the last one is written; false if it failed, which has then been told."""
+        writing, self.writing = self.writing, None
+        try:
+            if writing is not None:
+                writing.result()
+        except CheckpointError as error:
+            self.failed(error)
+            return False
+        return True
+
+
+def clear(root: Path) -> None:
+    """Remove what a killed process left half-written or half-removed."""
+    for left in (*root.glob(".*.partial"), *root.glob(".*.removed")):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """state.json of a checkpoint."""
+    return read_json(folder / STATE, "checkpoint")
+
+
+def damage(folder: Path) -> str | None:
+    """None if the files of a checkpoint have the hashes that it states, else what is wrong."""
+    try:
+        hashes = read_state(folder)["sha256"]
+        for name in (WEIGHTS, MOMENTS):
+            if sha256(folder / name) != hashes[name]:
+                return f"{name} does not have the SHA-256 that {STATE} states"
+    except CheckpointError as error:
+        return str(error)
+    except (OSError, KeyError, TypeError) as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def newest(root: Path, said: Callable[[str], None]) -> Path | None:
+    """The newest undamaged checkpoint; damaged ones are passed over and told. None if there is none."""
+    for _, folder in reversed(saved_steps(root).items()):
+        if (wrong := damage(folder)) is None:
+            return folder
+        said(f"checkpoint {folder} is damaged ({wrong}); the one before is used")
+    return None
+
+
+def tensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file."""
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path} cannot be read ({error}); use another checkpoint") from None
+
+
+def model_config(folder: Path) -> ModelConfig:
+    """The configuration that is stored with a checkpoint's weights."""
+    try:
+        return ModelConfig(**read_state(folder)["model"])
+    except (KeyError, TypeError) as error:
+        raise CheckpointError(f"checkpoint {folder} is damaged (its model: {error}); use another one") from None
+
+
+def load_weights(model: torch.nn.Module, folder: Path) -> None:
+    """Fill a model that is not yet sharded; CheckpointError unless names and shapes are exactly the checkpoint's."""
+    weights = tensors(folder / WEIGHTS)
+    mine = model.state_dict()
+    wrong = [
+        f"{name} is {tuple(weights[name].shape) if name in weights else 'missing'}, "
+        f"the model has {tuple(mine[name].shape) if name in mine else 'none'}"
+        for name in sorted(mine.keys() | weights.keys())
+        if name not in mine or name not in weights or mine[name].shape != weights[name].shape
+    ]
+    if wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise CheckpointError(
+            f"checkpoint {folder} is of another model: {wrong[0]}{more}; give the model it was made with"
+        )
+    model.load_state_dict(weights)
+
+
+def restore(trainer: Trainer, folder: Path) -> None:
+    """Set optimizer, loss scale and position from a checkpoint; the weights are loaded before the model is prepared."""
+    state, moments = read_state(folder), tensors(folder / MOMENTS)
+    names = {parameter: name for name, parameter in trainer.module.named_parameters()}
+    order = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
+    content = trainer.optimizer.state_dict()
+    content["state"] = {i: dict(moments_of(names[p], p, moments)) for i, p in enumerate(order)}
+    trainer.optimizer.load_state_dict(content)
+    trainer.scale.restore(state["scale"])
+    trainer.position = state["position"]
+
+
+def moments_of(name: str, parameter: Tensor, moments: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """The optimizer's tensors of one parameter, sharded as it is."""
+    for full_name, value in moments.items():
+        key, _, of = full_name.partition(".")
+        if of == name:
+            if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+                value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
+            yield key, value

@@ -1,0 +1,78 @@
+"""How many rows a device holds at a time, found by trying before the first step and agreed by all processes."""
+
+from collections.abc import Callable
+
+import torch
+
+from tenfold.data.batches import Batches
+from tenfold.data.split import split
+from tenfold.errors import HardwareError
+from tenfold.train.trainer import Trainer
+from tenfold.world import World
+
+
+def out_of_memory(error: RuntimeError) -> bool:
+    """Whether torch ran out of memory, on any kind of device."""
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+def largest(trial: Callable[[int], None], rows: int, world: World, fixed: bool = False) -> int:
+    """The first of rows, rows / 2, rows / 4 ... for which `trial` has enough memory on every process.
+
+    HardwareError if not even one row fits, or `rows` do not and they are `fixed`, that is, asked for.
+    """
+    while True:
+        try:
+            trial(rows)
+            fits = 1
+        except RuntimeError as error:
+            if not out_of_memory(error):
+                raise
+            fits = 0
+        if world.least(fits):  # one process that halves alone would leave the others waiting
+            return rows
+        if fixed:
+            raise HardwareError(
+                f"speed.rows {rows} does not fit the device's memory; give fewer, or auto, which finds how many"
+            )
+        if rows == 1:
+            raise HardwareError(
+                "not even one row fits the device's memory; use a shorter recipe.length, speed.recompute blocks, "
+                "speed.parallel fsdp on several devices, or a smaller model"
+            )
+        rows //= 2
+
+
+def fit(trainer: Trainer, fixed: bool) -> int:
+    """Lay the trainer's rows so that a micro-step fits its device; returns the rows a device. Weights stay as they are.
+
+    A micro-step, gradients and optimizer moments included, is tried with every id 0. On a CPU nothing is tried: memory
+    is not refused there but taken from others.
+    """
+    recipe, world, module = trainer.recipe, trainer.world, trainer.module
+
+    def trial(rows: int) -> None:
+        micro = split(recipe.rows, recipe.length, world.size, rows).micro
+        x = torch.zeros(micro, recipe.length, dtype=torch.int64, device=world.device)
+        trainer.sync(False)
+        try:
+            moments = [torch.empty_like(p) for p in module.parameters() for _ in range(2)]
+            with trainer.autocast():
+                loss = trainer.model(x, x)
+            (loss * 0).backward()
+            del moments
+        finally:
+            trainer.optimizer.zero_grad(set_to_none=True)
+            if world.device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    assert isinstance(trainer.speed.rows, int)
+    rows = trainer.speed.rows
+    if world.device.type != "cpu":
+        rows = largest(trial, rows, world, fixed)
+    layout = split(recipe.rows, recipe.length, world.size, rows)
+    if layout != trainer.split:
+        trainer.batches.close()
+        trainer.split = layout
+        trainer.batches = Batches(trainer.batches.tokens, layout, recipe.seed, world.rank, world.device)
+    return rows

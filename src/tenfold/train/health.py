@@ -1,0 +1,42 @@
+"""Is this run still sound? A loss or norm that is not finite ends it; a validation loss that stopped improving is told."""
+
+import math
+
+from tenfold.errors import TenfoldError
+
+SMALLEST_SCALE = 2.0**-14
+
+
+class Diverged(TenfoldError):
+    """The loss or the gradient norm is no longer finite."""
+
+
+def check_finite(step: int, loss: float, norm: float, applied: bool, scale: float) -> None:
+    """Raise Diverged if an update went wrong; one that fp16 skipped only when its scale has shrunk beyond use."""
+    if not applied and scale >= SMALLEST_SCALE and math.isfinite(loss):
+        return
+    if not (math.isfinite(loss) and math.isfinite(norm)):
+        raise Diverged(
+            f"step {step}: loss {loss}, gradient norm {norm}: not finite, training stopped before anything was saved of it; "
+            f"go on from the last checkpoint with a lower recipe.lr, a longer warm-up or another precision"
+        )
+
+
+class Validation:
+    """The validation losses seen so far; `notice` speaks when there was no better one for `patience` evaluations."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience, self.best, self.at, self.since = patience, math.inf, 0, 0
+
+    def notice(self, step: int, loss: float) -> str | None:
+        """One line once no better loss was seen for `patience` evaluations in a row, else None."""
+        if loss < self.best:
+            self.best, self.at, self.since = loss, step, 0
+        else:
+            self.since += 1
+        if self.patience and self.since and self.since % self.patience == 0:
+            return (
+                f"validation loss has not improved for {self.since} evaluations: {loss:.4f} now, {self.best:.4f} at step "
+                f"{self.at}: the model is learning its training data by heart; the best checkpoint is kept"
+            )
+        return None

@@ -1,0 +1,139 @@
+"""The loop around the step: it decides what is due, reads the figures of a step while the next one runs, and ends at one
+position that all processes agree on. What is done at a cadence is handed in, as a table."""
+
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tenfold.recipe import lr_at
+from tenfold.run import Cadence
+from tenfold.train.health import Validation, check_finite
+from tenfold.train.trainer import Step, Trainer
+
+Record = dict[str, Any]
+Report = Callable[[Record], None]
+Table = dict[str, Callable[[Trainer], Record]]  # cadence name -> what is done then; its record is reported
+
+DONE, STOPPED, EARLY = 1, 2, 3  # why a loop ended; exit codes of signals (75, 130) are greater
+
+
+def loop(
+    trainer: Trainer,
+    cadence: Cadence,
+    table: Table,
+    report: Report,
+    stop: int | None = None,
+    signal: Callable[[], int] = lambda: 0,
+) -> int:
+    """Train until the recipe's last step, `stop`, or `signal()` is not 0 on any process; returns DONE, STOPPED, EARLY or
+    the signal's value. Diverged is raised at most one step after a loss or norm that is not finite."""
+    meter, health = Meter(trainer, cadence, report), Validation(cadence.patience)
+    last = trainer.recipe.steps if stop is None else min(stop, trainer.recipe.steps)
+    early = 0
+    while True:
+        at = trainer.position
+        ending = DONE if at >= trainer.recipe.steps else STOPPED if at >= last else early
+        ending = max(ending, trainer.world.most(signal() or ending))
+        due = [name for name in table if is_due(cadence, name, at, ending)]
+        if due or ending:
+            meter.settle()
+        for name in due:
+            record = table[name](trainer)
+            report({"step": at, **record})
+            if "val_loss" in record and (notice := health.notice(at, record["val_loss"])):
+                report({"step": at, "event": "notice", "message": notice})
+                early = EARLY if cadence.stop_early else 0  # takes effect, and is saved, at the next position
+        if ending:
+            return ending
+        if due:
+            meter.restart()
+        meter.took(at, trainer.step())
+
+
+def is_due(cadence: Cadence, name: str, at: int, ending: int) -> bool:
+    """Whether something is done at a position: at multiples of its cadence, at the end, and saving at any ending."""
+    every = getattr(cadence, name)
+    if name == "save":
+        return bool(ending) or (every > 0 and at > 0 and at % every == 0)
+    if ending > EARLY or not every:
+        return False  # a signal: save and go
+    return at % every == 0 or ending == DONE
+
+
+class Meter:
+    """Reads each step's figures one step late, so that the device is never waited for, checks them and logs those due."""
+
+    def __init__(self, trainer: Trainer, cadence: Cadence, report: Report) -> None:
+        self.trainer, self.cadence, self.report = trainer, cadence, report
+        self.late = trainer.world.device.type != "cpu"
+        self.pending: tuple[int, Step, torch.Event | None] | None = None
+        self.seconds = self.idle = 0.0
+        self.steps = 0
+        self.restart()
+
+    def restart(self) -> None:
+        """Start the clock again after something that is not training."""
+        self.clock, self.waited = time.perf_counter(), self.trainer.batches.wait
+
+    def took(self, at: int, step: Step) -> None:
+        """Note the step that was just started at a position; read the one before."""
+        before = self.pending
+        self.pending = (at, *begin_copy(step, self.late))
+        if before is not None:
+            self.read(*before)
+        if not self.late:
+            self.settle()
+
+    def settle(self) -> None:
+        """Read the last step, whatever it takes."""
+        if self.pending is not None:
+            self.read(*self.pending)
+            self.pending = None
+
+    def read(self, at: int, step: Step, copied: "torch.Event | None") -> None:
+        """Wait for a step's figures, check them, and report them if a log is due."""
+        if copied is not None:
+            copied.synchronize()
+        loss, norm = step.loss.item(), step.norm.item()
+        trainer = self.trainer
+        self.seconds += time.perf_counter() - self.clock
+        self.idle += trainer.batches.wait - self.waited
+        self.steps += 1
+        self.restart()
+        check_finite(at, loss, norm, step.applied, trainer.scale.value)
+        if not self.cadence.log or (at % self.cadence.log and step.applied):
+            return
+        record = {
+            "step": at,
+            "loss": loss,
+            "lr": lr_at(trainer.recipe, at),
+            "grad_norm": norm,
+            "tokens_per_second": trainer.split.targets * self.steps / self.seconds,
+            "data_wait": self.idle / self.seconds,
+            "peak_memory_bytes": peak_memory(trainer.world.device),
+        }
+        if not step.applied:
+            record |= {"event": "skipped", "scale": trainer.scale.value}
+        self.seconds, self.idle, self.steps = 0.0, 0.0, 0
+        self.report(record)
+
+
+def begin_copy(step: Step, late: bool) -> "tuple[Step, torch.Event | None]":
+    """Start copying a step's figures off the device without waiting; the event tells when they are there."""
+    if not late:
+        return step, None
+    loss, norm = (value.detach().to("cpu", non_blocking=True) for value in (step.loss, step.norm))
+    event = torch.Event(step.loss.device)
+    event.record()
+    return Step(loss, norm, step.applied), event
+
+
+def peak_memory(device: torch.device) -> int:
+    """Most memory held so far, in bytes: of the device, or of this process where the device is the CPU."""
+    if device.type in ("cuda", "xpu"):
+        return torch.get_device_module(device).max_memory_allocated(device)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,70 @@
+"""Carries out a Speed on a model, once, in the one order that is right: kernels, recomputation, compilation, sharding."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from tenfold.model.attention import KERNELS
+from tenfold.model.gpt import GPT
+from tenfold.model.head import LOSSES
+from tenfold.train.speed import Speed
+from tenfold.world import World
+
+Sync = Callable[[bool], None]  # sync(last): whether the coming forward and backward reduce gradients over processes
+
+
+def recomputed(block: nn.Module) -> None:
+    """Make the block's backward pass compute its forward pass again, instead of keeping what it made."""
+    plain = block.forward
+
+    def forward(x, cache=None):
+        if cache is not None or not torch.is_grad_enabled():
+            return plain(x, cache)
+        return checkpoint(plain, x, use_reentrant=False)
+
+    block.forward = forward
+
+
+def set_ddp_sync(model: DistributedDataParallel, last: bool) -> None:
+    """DDP reads this flag in its forward and in its backward, so it is set before both."""
+    model.require_backward_grad_sync = last
+
+
+def eager(speed: Speed) -> Callable[[], AbstractContextManager]:
+    """A function that gives the context in which a compiled model runs uncompiled, so that new lengths compile nothing."""
+    return nullcontext if speed.compile == "none" else partial(torch.compiler.set_stance, "force_eager")
+
+
+def prepare(model: GPT, speed: Speed, world: World) -> tuple[nn.Module, Sync]:
+    """The module to call in a step, and its `sync`. `model` is changed in place and keeps its parameter names; `speed`
+    has no `auto` left. Its weights must be the same on every process."""
+    model.to(world.device)
+    model.loss = LOSSES[speed.loss]
+    for block in model.h:
+        block.attn.kernel = KERNELS[speed.attention]
+        if speed.recompute == "blocks":
+            recomputed(block)
+    if speed.compile == "blocks":
+        for block in model.h:
+            block.compile()
+    if speed.compile == "model":
+        model.compile()
+    if speed.parallel == "fsdp":
+        mesh = init_device_mesh(world.device.type, (world.size,))
+        for block in model.h:
+            fully_shard(block, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        assert isinstance(model, FSDPModule)
+        return model, model.set_requires_gradient_sync
+    if speed.parallel == "ddp":
+        on = [world.device.index] if world.device.type == "cuda" else None
+        wrapped = DistributedDataParallel(model, device_ids=on, broadcast_buffers=False, gradient_as_bucket_view=True)
+        return wrapped, partial(set_ddp_sync, wrapped)
+    return model, lambda last: None

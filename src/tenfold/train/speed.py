@@ -1,0 +1,85 @@
+"""Speed: how a training is executed. Changing it never changes the training beyond rounding. Here are its fields, what a
+machine supports of them and why not, and what `auto` becomes; `prepare` carries it out. No torch here."""
+
+from dataclasses import dataclass, fields, replace
+from typing import Literal
+
+from tenfold.errors import ConfigError, HardwareError
+from tenfold.hardware import Hardware
+from tenfold.model.config import ModelConfig
+from tenfold.recipe import Recipe
+
+CPU_TOKENS = 8192  # tokens of a micro-step on a CPU, beyond which larger ones only take memory
+GPU_TOKENS = 65536  # where the search for the rows that fit begins on a GPU
+
+
+@dataclass(frozen=True)
+class Speed:
+    """How a training is executed. `auto` chooses and says why; a value that cannot run here is refused."""
+
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:N, mps or xpu (ROCm is cuda; mps, xpu and ROCm are untested)."""
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    """Arithmetic of the matrix products; weights and optimizer moments stay fp32."""
+    attention: Literal["auto", "naive", "sdpa"] = "auto"
+    """Attention kernel, by its row in model.attention.KERNELS."""
+    loss: Literal["auto", "plain"] = "auto"
+    """Head and loss, by its row in model.head.LOSSES."""
+    compile: Literal["auto", "none", "blocks", "model"] = "auto"
+    """What torch.compile compiles."""
+    fused: Literal["auto", "yes", "no"] = "auto"
+    """Whether the optimizer updates all weights in one kernel."""
+    recompute: Literal["auto", "none", "blocks"] = "auto"
+    """Whether the backward pass recomputes blocks instead of keeping their activations."""
+    parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
+    """How several processes share the work."""
+    rows: int | Literal["auto"] = "auto"
+    """Rows that a device holds at a time; the rest of its share is accumulated."""
+
+    def __post_init__(self) -> None:
+        if self.rows != "auto" and self.rows < 1:
+            raise ConfigError(f"speed.rows is {self.rows}; give a number of at least 1, or auto")
+
+
+def supported(speed: Speed, hardware: Hardware, processes: int = 1) -> str | None:
+    """None if every explicit value of `speed` can run on this hardware, else the reason why not, in words."""
+    if speed.precision not in ("auto", "fp32") and (reason := hardware.lacks(speed.precision)):
+        return f"speed.precision {speed.precision}: {reason}; use fp32 or auto"
+    if speed.compile not in ("auto", "none") and (reason := hardware.lacks("compile")):
+        return f"speed.compile {speed.compile}: {reason}; use none or auto"
+    if speed.fused == "yes" and (reason := hardware.lacks("fused")):
+        return f"speed.fused yes: {reason}; use no or auto"
+    if speed.parallel == "none" and processes > 1:
+        return f"speed.parallel none: {processes} processes were started; use ddp, fsdp or auto, or start one process"
+    if speed.parallel == "fsdp" and hardware.kind == "mps":
+        return "speed.parallel fsdp: FSDP2 does not run on mps; use none or auto"
+    return None
+
+
+def resolve(
+    speed: Speed, model: ModelConfig, recipe: Recipe, hardware: Hardware, processes: int = 1
+) -> tuple[Speed, str]:
+    """`speed` with every `auto` replaced, and one line saying what was chosen and why; HardwareError for what cannot run.
+
+    Rows a device are only an upper bound here where a GPU's memory decides; `train.fit` finds what really fits.
+    """
+    if reason := supported(speed, hardware, processes):
+        raise HardwareError(reason)
+    share = -(-recipe.rows // processes)
+    room = max(1, (CPU_TOKENS if hardware.kind == "cpu" else GPU_TOKENS) // recipe.length)
+    bf16 = hardware.lacks("bf16")
+    fused = hardware.lacks("fused")
+    choices: dict[str, tuple[str | int, str]] = {
+        "device": (hardware.kind, hardware.name),
+        "precision": ("fp32", bf16) if bf16 else ("bf16", "native here"),
+        "attention": ("sdpa", "torch picks a fused kernel"),
+        "loss": ("plain", ""),
+        "compile": ("none", "costs a long first step"),
+        "fused": ("no", fused) if fused else ("yes", ""),
+        "recompute": ("none", ""),
+        "parallel": ("ddp", f"{processes} processes") if processes > 1 else ("none", "one process"),
+        "rows": (min(share, room), "of the largest micro-step tried"),
+    }
+    chosen = {f.name: choices[f.name] for f in fields(Speed) if getattr(speed, f.name) == "auto"}
+    said = ", ".join(f"{name} {value}" + (f" ({why})" if why else "") for name, (value, why) in chosen.items())
+    return replace(speed, **{name: value for name, (value, _) in chosen.items()}), said
