@@ -14,7 +14,7 @@ TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca
 
 def cache_folder() -> Path:
     """Tenfold's folder for downloads: $XDG_CACHE_HOME/tenfold, usually ~/.cache/tenfold. It need not exist."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "tenfold"
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "tenfold"
 
 
 def fetch_shakespeare(path: Path | None = None, url: str = TINY_SHAKESPEARE_URL) -> Path:
@@ -78,7 +78,7 @@ def fetch(url: str, path: Path, sha256: str, *, timeout: float = 10, deadline: f
                 trouble = f"the transfer broke ({error or type(error).__name__})"
             else:
                 if got == sha256:
-                    os.replace(partial, path)
+                    partial.replace(path)
                     return path
                 trouble = f"the server sent {size} bytes of {kind} with sha256 {got} instead of {sha256}; not kept"
                 break

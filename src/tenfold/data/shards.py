@@ -40,7 +40,7 @@ STAMP = ".checked.json"
 SPLITS = ("train", "val")
 BLOCK = 1 << 22  # ids looked at in one go
 
-Ids = npt.NDArray[np.uint16] | npt.NDArray[np.uint32]
+Ids = npt.NDArray[Any]  # 16 or 32 bits wide, without sign
 
 
 def dtype_for(vocab: int) -> np.dtype[Any]:
@@ -54,16 +54,6 @@ def shard_name(split: str, index: int) -> str:
 
 
 # Writing
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Makes `path` hold `data`, so that whoever looks finds the old content or the new, also after a power cut."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(data)
-        _sync(file)
-    os.replace(partial, path)
-    _sync_folder(path.parent)
 
 
 class ShardWriter:
@@ -141,7 +131,7 @@ class ShardWriter:
         """Opens the shard under work with its first `tokens` ids, also when it was already completed."""
         partial, size = self._path(".partial"), HEADER.size + tokens * self.dtype.itemsize
         if self._path().exists():
-            os.replace(self._path(), partial)
+            self._path().replace(partial)
         if not partial.exists() or partial.stat().st_size < size:
             raise DataError(f"{partial} has lost ids that were written; delete {self.folder} and prepare again")
         self._file = partial.open("r+b")
@@ -161,7 +151,7 @@ class ShardWriter:
         _sync(self._file)
         self._file.close()
         self._file = None
-        os.replace(self._path(".partial"), self._path())
+        self._path(".partial").replace(self._path())
         _sync_folder(self.folder)
         self._done.append(_entry(open_shard(self._path())))
 
@@ -231,6 +221,12 @@ class Tokens:
         self.shards = tuple(shards)
         self._ends = np.cumsum([len(shard.ids) for shard in self.shards], dtype=np.int64)
 
+    def __str__(self) -> str:
+        """Where they lie, for messages: the folder and the split."""
+        return (
+            ", ".join(sorted({f"{s.path.parent} ({s.path.name.partition('_')[0]})" for s in self.shards})) or "no shard"
+        )
+
     def __len__(self) -> int:
         return int(self._ends[-1]) if self.shards else 0
 
@@ -296,7 +292,7 @@ def _highest(shard: Shard) -> int:
     with contextlib.suppress(OSError):
         try:
             mine.write_text(json.dumps(stamps))
-            os.replace(mine, stamp)
+            mine.replace(stamp)
         finally:
             mine.unlink(missing_ok=True)
     return highest

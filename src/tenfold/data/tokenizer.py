@@ -217,7 +217,8 @@ def find_vocabulary(folder: Path | None = None) -> dict[str, Path]:
 
     Looked for in this order: `folder` or else the folder that TENFOLD_VOCAB names (then nowhere else), tenfold's
     cache, tiktoken's cache (TIKTOKEN_CACHE_DIR, DATA_GYM_CACHE_DIR), an installed package that carries them (the extra
-    `offline`), and at last the network (TENFOLD_VOCAB_URL names another server), from where they go into tenfold's cache.
+    `offline`), and at last the network (TENFOLD_VOCAB_URL names another server); what comes from there goes into
+    tenfold's cache.
 
     Raises:
         DataError: a file in the named folder is missing or another one, or the files were found nowhere.

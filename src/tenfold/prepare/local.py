@@ -18,10 +18,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tenfold.data.shards import FORMAT, MANIFEST, SPLITS, VERSION, ShardWriter, dtype_for, read_manifest, write_whole
+from tenfold.data.shards import FORMAT, MANIFEST, SPLITS, VERSION, ShardWriter, dtype_for, read_manifest
 from tenfold.data.tokenizer import TOKENIZERS, Chars, Tokenizer, from_spec
 from tenfold.errors import ConfigError, DataError
 from tenfold.prepare.sources import Source, Survey, documents, find_source, survey, val_chosen
+from tenfold.rundir import write_atomically
 
 JOURNAL = "progress.json"
 IDS_A_BYTE = {"gpt2": 0.3, "bytes": 1.0, "chars": 1.0}  # English has 0.24 for gpt2; to see whether there is room at all
@@ -107,7 +108,7 @@ def prepare_text(
             manifest = _write(text, found, coder, out, head, journal, commit_tokens, report)
             if text.state() != state:
                 raise DataError(f"{source} was changed while it was read; run the same command again")
-            write_whole(out / MANIFEST, _json(manifest))
+            write_atomically(out / MANIFEST, _json(manifest))
             (out / JOURNAL).unlink()
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
@@ -181,8 +182,8 @@ def _head(source: Source, found: Survey, tokenizer: Tokenizer, options: dict[str
     )
 
 
-def _json(value: Any) -> bytes:
-    return (json.dumps(value, indent=1, ensure_ascii=True) + "\n").encode()
+def _json(value: Any) -> str:
+    return json.dumps(value, indent=1) + "\n"
 
 
 def _sizes(manifest: dict[str, Any]) -> str:
@@ -237,8 +238,8 @@ def _finished(out: Path, head: dict[str, Any], overwrite: bool) -> dict[str, Any
     if not overwrite:
         differing = next(key for key in same if manifest.get(key) != head[key])
         raise DataError(
-            f"{out} is complete, but from another {differing.replace('_', ' ')} than the one given; nothing was changed: "
-            "choose another folder, or ask to overwrite it"
+            f"{out} is complete, but its {differing.replace('_', ' ')} differs from what was given; nothing was "
+            "changed: choose another folder, or delete this one first"
         )
     (out / MANIFEST).rename(out / JOURNAL)  # from here on it is an unfinished run, of something else
     return None
@@ -257,7 +258,7 @@ def _journal(out: Path, head: dict[str, Any], report: Report) -> dict[str, Any]:
         except (KeyError, TypeError, ValueError):
             report(f"{out} holds the beginning of a run with another source or other options; starting over")
             journal = start
-    write_whole(out / JOURNAL, _json(journal))  # before the first shard: by this file the folder is known as ours
+    write_atomically(out / JOURNAL, _json(journal))  # before the first shard: by this file the folder is known as ours
     return journal
 
 
@@ -328,7 +329,7 @@ def _write(
                 for writer in writers.values():
                     writer.sync()
                 counts = {split: writer.tokens for split, writer in writers.items()}
-                write_whole(out / JOURNAL, _json({"head": head, "pieces": pieces, "tokens": counts}))
+                write_atomically(out / JOURNAL, _json({"head": head, "pieces": pieces, "tokens": counts}))
                 report({"phase": "write", "tokens": tokens, "bytes": tokens * width, "of_bytes": of_bytes})
         parts = {
             split: {**head["splits"][split], "tokens": writer.tokens, "shards": writer.finish()}

@@ -26,7 +26,7 @@ class Digest(Protocol):
 
 @dataclass(frozen=True)
 class Source:
-    """What to read: a text file or JSON lines (`path` is the only one of `files`), or a folder with its files in order."""
+    """What to read: a text file or JSON lines (then `path` is the only one of `files`), or a folder and its files."""
 
     path: Path
     files: tuple[Path, ...]
@@ -45,7 +45,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Document:
-    """One document: its size in bytes (of the file, or of the text's UTF-8 form) and its text in order, to read once."""
+    """One document: its size in bytes (of the file, or of the text in UTF-8) and its text in order, to read once."""
 
     size: int
     chunks: Iterator[str]
@@ -101,8 +101,8 @@ def _text(path: Path, errors: str, digest: Digest | None) -> Iterator[str]:
                 yield decoder.decode(block, final=not block)
             except UnicodeDecodeError as error:
                 raise DataError(
-                    f"{path} is not UTF-8: byte {start + error.start} is 0x{error.object[error.start]:02x}; convert it, "
-                    "leave it out, or ask for such bytes to be replaced"
+                    f"{path} is not UTF-8: byte {start + error.start} is 0x{error.object[error.start]:02x}; convert "
+                    "it, leave it out, or ask for such bytes to be replaced"
                 ) from None
             if not block:
                 return

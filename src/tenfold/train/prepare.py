@@ -65,6 +65,6 @@ def prepare(model: GPT, speed: Speed, world: World) -> tuple[nn.Module, Sync]:
         return model, model.set_requires_gradient_sync
     if speed.parallel == "ddp":
         on = [world.device.index] if world.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=on, broadcast_buffers=False, gradient_as_bucket_view=True)
+        wrapped = DistributedDataParallel(model, device_ids=on, gradient_as_bucket_view=True)
         return wrapped, partial(set_ddp_sync, wrapped)
     return model, lambda last: None
