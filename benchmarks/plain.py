@@ -108,9 +108,8 @@ def main() -> None:
     shape = (options.rows, options.length, options.compile)
     tokens = options.rows * options.length
     if options.check:
-        ratio = alternate(
-            ("plain", "transformers"), (plain_step(*shape), transformers_step(*shape)), options.steps, tokens
-        )
+        contenders = {"transformers": (transformers_step, *shape), "plain": (plain_step, *shape)}
+        ratio = alternate(contenders, options.steps, tokens)["plain"]
         raise SystemExit(f"{ratio:.3f} of transformers' speed: not a fair baseline" if ratio < 0.9 else 0)
     step = plain_step(*shape)
     first = seconds(step)

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from tenfold.data.shards import Corpus, open_corpus
 from tenfold.model.config import ModelConfig
 from tenfold.prepare import prepare_text
 from tenfold.recipe import Recipe
+
+torch.set_num_threads(1)  # tiny tensors; threads that wait for each other only slow them down
 
 ROOT = Path(__file__).parent.parent
 TINY = ModelConfig(layers=2, heads=2, width=32, context=32, vocab=257, padded_vocab=264)

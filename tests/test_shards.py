@@ -20,6 +20,11 @@ from tenfold.data.tokenizer import Bytes, Tokenizer
 from tenfold.errors import DataError
 
 
+def scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder for one example; in memory where that can be had, since writing shards waits for the disk."""
+    return tempfile.TemporaryDirectory(dir="/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+
+
 def write(
     folder: Path, ids: Sequence[Any], vocab: int = 257, size: int = 100, split: str = "train"
 ) -> list[dict[str, Any]]:
@@ -103,7 +108,7 @@ def test_what_goes_in_comes_out(lengths: list[int], size: int, data: st.DataObje
     rng = np.random.default_rng(len(lengths))
     documents = [rng.integers(0, 257, length) for length in lengths]  # T22: also longer than a shard, also the first
     whole = np.concatenate([*documents, np.empty(0, np.int64)])
-    with tempfile.TemporaryDirectory() as name:
+    with scratch() as name:
         entries = write(Path(name), documents, size=size)
         assert [entry["tokens"] for entry in entries[:-1]] == [size] * (len(entries) - 1)
         assert sorted(path.name for path in Path(name).iterdir()) == [entry["name"] for entry in entries]
@@ -124,7 +129,7 @@ def test_what_goes_in_comes_out(lengths: list[int], size: int, data: st.DataObje
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(1, 20), st.booleans(), st.data())
 def test_going_on_gives_the_same_bytes(length: int, more: int, size: int, finished: bool, data: st.DataObject) -> None:
     kept, ids = data.draw(st.integers(0, length)), np.arange(length + more) % 257
-    with tempfile.TemporaryDirectory() as one, tempfile.TemporaryDirectory() as other:
+    with scratch() as one, scratch() as other:
         write(Path(one), [ids[: kept + more]], size=size)
         with ShardWriter(Path(other), "train", 257, size) as writer:
             writer.append(ids[:length])
@@ -314,7 +319,8 @@ corpus = open_corpus(sys.argv[1])
 corpus.train.check(257)
 for start in range(0, len(corpus.train) - 1000, 1000):
     corpus.train.read(start, 1000)
-print(next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("RssAnon")).split()[1])
+status = Path("/proc/self/status").read_text().splitlines()
+print(next(line for line in status if line.startswith("RssAnon")).split()[1])
 """
 
 

@@ -108,6 +108,7 @@ def test_pieces_change_no_id(chunks: list[str]) -> None:
 
 def test_pieces_hold_no_more_than_they_must() -> None:
     assert list(Gpt2().pieces(["one two ", " three", " four\n", "\nfive"])) == ["one two", "  three four", "\n\nfive"]
+    assert list(Gpt2().pieces(["one", " two", "\n"])) == ["one", " two", "\n"]
     assert max(len(piece) for piece in Gpt2().pieces(["some words "] * 1000)) < 30
 
 

@@ -14,8 +14,8 @@ from tenfold.data.shards import Tokens, open_corpus
 from tenfold.model.config import ModelConfig
 from tenfold.model.gpt import GPT
 from tenfold.recipe import Recipe
-from tenfold.train.speed import Speed
-from tenfold.train.trainer import Trainer, trainer_for
+from tenfold.training.speed import Speed
+from tenfold.training.trainer import Trainer, trainer_for
 
 EXACT = Speed(
     device="cpu",
@@ -30,9 +30,7 @@ EXACT = Speed(
 )
 
 
-def trainer(
-    tokens: Tokens, model: ModelConfig = TINY, recipe: Recipe = TINY_RECIPE, speed: Speed = EXACT
-) -> Trainer:
+def trainer(tokens: Tokens, model: ModelConfig = TINY, recipe: Recipe = TINY_RECIPE, speed: Speed = EXACT) -> Trainer:
     """A trainer of the tiny model on the process group that this process is in."""
     return trainer_for(GPT(model).initialise(recipe.seed), recipe, speed, tokens, worlds.join("cpu"))
 

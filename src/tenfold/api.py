@@ -27,9 +27,10 @@ from tenfold.hardware import Hardware, choose, detect
 from tenfold.model.gpt import GPT
 from tenfold.prepare import prepare_text
 from tenfold.run import Run, from_dict, preset, reconcile, to_dict, with_data
-from tenfold.train import checkpoint, fit, loop
-from tenfold.train.speed import Speed, resolve
-from tenfold.train.trainer import Trainer, trainer_for
+from tenfold.training import checkpoint, fit, loop
+from tenfold.training.health import Diverged
+from tenfold.training.speed import Speed, resolve
+from tenfold.training.trainer import Trainer, trainer_for
 from tenfold.world import World, join
 
 __all__ = ["Trained", "load", "preset", "train"]
@@ -106,6 +107,12 @@ def train(
         work = Work(run, corpus, folder, shown, report)
         try:
             ending = loop.loop(trainer, run.cadence, work.table, report, stop_at, lambda: received[0])
+        except Diverged as error:
+            work.saver.settle()
+            steps = checkpoint.saved_steps(folder / "checkpoints")
+            last = f"the last good checkpoint is {steps[max(steps)]}" if steps else "there is no checkpoint yet"
+            report({"step": trainer.position, "event": "stopped", "message": f"{error}; {last}"})
+            raise Diverged(f"{error}; {last}") from None
         finally:
             trainer.batches.close()
             kept = work.saver.settle()

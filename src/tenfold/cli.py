@@ -12,7 +12,7 @@ from tenfold.errors import ConfigError, TenfoldError, did_you_mean
 from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 from tenfold.run import PRESETS, Cadence, Run, preset
-from tenfold.train.speed import Speed
+from tenfold.training.speed import Speed
 
 
 def parse(kind: Callable[..., Any], arguments: Sequence[str], verb: str, **options: Any) -> Any:
@@ -179,15 +179,18 @@ def sample(arguments: Sequence[str]) -> int:
     check_options(options.tokens, options.temperature, options.top_k, options.top_p)
     if options.samples < 1:
         raise ConfigError(f"--samples {options.samples}: give at least 1")
+    from tenfold.console import printable
+
     model = api.load(options.run, options.step, options.device)
     prompt = model.prompt if options.prompt is None else options.prompt
+    shown = printable if sys.stdout.isatty() else str  # a file gets exactly what the model wrote
     for i in range(options.samples):
         if i:
             print("---")
         print(prompt, end="", flush=True)
         picking = (options.temperature, options.top_k, options.top_p, options.seed + i)
         for text in model.stream(prompt, options.tokens, *picking):
-            print(text, end="", flush=True)
+            print(shown(text), end="", flush=True)
         print()
     return 0
 
@@ -280,7 +283,7 @@ def main() -> None:
         code = call(sys.argv[1:])
     except TenfoldError as error:
         print(f"tenfold: {error}", file=sys.stderr)
-        code = 2
+        code = error.code
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:

@@ -50,6 +50,11 @@ class Silent:
         pass
 
 
+def printable(text: str) -> str:
+    """Text without the control characters by which a model could command a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
 def figures(record: dict[str, Any]) -> str:
     """The figures of a record in words."""
     told = [
@@ -109,4 +114,4 @@ class Terminal:
             self.say(f"step {step:>6}  {told}" + (f"  {record['event']}" if "event" in record else ""))
 
     def sample(self, step: int, text: str) -> None:
-        self.console.print(Panel(escape(text), title=f"sample at step {step}", title_align="left"))
+        self.console.print(Panel(escape(printable(text)), title=f"sample at step {step}", title_align="left"))

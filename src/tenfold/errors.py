@@ -5,7 +5,9 @@ from collections.abc import Iterable
 
 
 class TenfoldError(Exception):
-    """A user's mistake or a limit of the machine; the command line prints it in one line and exits with 2."""
+    """A user's mistake or a limit of the machine; the command line prints it in one line and exits with `code`."""
+
+    code = 2
 
 
 class ConfigError(TenfoldError):

@@ -21,7 +21,7 @@ class Recipe:
     steps: int = 19073
     """Optimizer updates in all; the schedule ends here."""
     optimizer: Literal["adamw"] = "adamw"
-    """Optimizer, by its row in train.optimizers.OPTIMIZERS."""
+    """Optimizer, by its row in training.optimizers.OPTIMIZERS."""
     lr: float = 6e-4
     """Peak learning rate."""
     lr_end: float = 6e-5

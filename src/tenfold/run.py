@@ -8,7 +8,7 @@ from typing import Any
 from tenfold.errors import CheckpointError, ConfigError, did_you_mean
 from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
-from tenfold.train.speed import Speed
+from tenfold.training.speed import Speed
 
 
 @dataclass(frozen=True)

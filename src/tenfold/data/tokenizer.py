@@ -30,7 +30,6 @@ VOCABULARY_SHA256 = {
     "vocab.bpe": "1ce1664773c50f3e0cc8842619a93edc4624525b728b188a9e0be33b7726adc5",
     "encoder.json": "196139668be63f3b5d6574427317ae82f612a97c5d1cdaf36ed2256dbf636783",
 }
-END_OF_TEXT = "<|endoftext|>"
 LONGEST_UNBROKEN = 1 << 23  # characters; gigatoken needs about 50 bytes of memory for each character of one word
 
 
@@ -268,9 +267,8 @@ def _load_bpe(folder: Path | None) -> "gigatoken.Tokenizer":
 
     files = find_vocabulary(folder)
     ids = json.loads(files["encoder.json"].read_text(encoding="utf-8"))
-    # Without its marker gigatoken knows no special token, and the marker in a text is plain characters.
-    del ids[END_OF_TEXT]
     merges = files["vocab.bpe"].read_text(encoding="utf-8").splitlines()[1:]  # the first line names the format
+    # No special tokens are declared, so end-of-text's marker in a text is plain characters.
     return gigatoken.Tokenizer.from_json(
         json.dumps(
             {

@@ -2,13 +2,15 @@
 sees keys 0 .. Tk - Tq + i, that is, the mask is aligned bottom-right, so that a few new queries see a whole cache."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+BLOCK = 128  # queries a block of `rows`; fewer skip more of the masked half, but make smaller products
 
 
 def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
@@ -33,4 +35,57 @@ def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=causal_mask(queries, keys, q.device))
 
 
-KERNELS: dict[str, Attention] = {"naive": naive, "sdpa": sdpa}
+def rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention in blocks of queries, each against the keys it may see, with a hand-written backward.
+
+    For CPUs, whose fused kernel has a slow backward: plain batched products run at the matrix rate, and blocks skip
+    most of the masked half. The price is memory, the probabilities of about Tq * Tk / 2 pairs a head until backward.
+    """
+    return Rows.apply(q, k, v)  # pyright: ignore[reportReturnType]
+
+
+def blocks(queries: int, keys: int) -> Iterator[tuple[int, int, int]]:
+    """For each block of queries: its first, its end, and the end of the keys that its last query sees."""
+    for start in range(0, queries, BLOCK):
+        end = min(start + BLOCK, queries)
+        yield start, end, end + keys - queries
+
+
+class Rows(torch.autograd.Function):
+    """See `rows`. Products are in q's dtype, sums over blocks in at least fp32."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        # the products take contiguous operands: copy the strided views once, not in every block
+        q, k, v = (q / math.sqrt(q.size(-1))).contiguous(), k.contiguous(), v.contiguous()
+        y = torch.empty_like(q)
+        kept = []
+        with torch.autocast(q.device.type, enabled=False):  # it would widen the softmax, which is fp32 inside anyway
+            for start, end, seen in blocks(q.size(-2), k.size(-2)):
+                scores = q[..., start:end, :] @ k[..., :seen, :].transpose(-2, -1)  # (B, H, block, seen)
+                # the block's last keys, as many as it has queries, are the only ones that some of its queries may not see
+                scores[..., start - end :].masked_fill_(~causal_mask(end - start, end - start, q.device), float("-inf"))
+                kept.append(torch.softmax(scores, dim=-1))
+                y[..., start:end, :] = kept[-1] @ v[..., :seen, :]
+        ctx.save_for_backward(q, k, v, y, *kept)
+        return y
+
+    @staticmethod
+    def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+        q, k, v, y, *kept = ctx.saved_tensors
+        dy = dy.contiguous()
+        wide = torch.promote_types(q.dtype, torch.float32)
+        dq = torch.empty_like(q)
+        dk, dv = torch.zeros_like(k, dtype=wide), torch.zeros_like(v, dtype=wide)
+        # softmax: dscores = p * (dp - sum(p * dp)), and the sum over keys equals that of dy * y over D
+        inner = (dy.to(wide) * y.to(wide)).sum(-1, keepdim=True).to(q.dtype)
+        for (start, end, seen), p in zip(blocks(q.size(-2), k.size(-2)), kept, strict=True):
+            part = dy[..., start:end, :]
+            dscores = (part @ v[..., :seen, :].transpose(-2, -1)).sub_(inner[..., start:end, :]).mul_(p)
+            dq[..., start:end, :] = dscores @ k[..., :seen, :]
+            dk[..., :seen, :] += dscores.transpose(-2, -1) @ q[..., start:end, :]
+            dv[..., :seen, :] += p.transpose(-2, -1) @ part
+        return dq / math.sqrt(q.size(-1)), dk.to(k.dtype), dv.to(v.dtype)
+
+
+KERNELS: dict[str, Attention] = {"naive": naive, "sdpa": sdpa, "rows": rows}

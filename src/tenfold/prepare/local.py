@@ -8,7 +8,6 @@ a later run drops the ids beyond them and goes on with the next piece.
 
 import contextlib
 import errno
-import importlib.metadata
 import json
 import math
 import os
@@ -163,7 +162,7 @@ def _head(source: Source, found: Survey, tokenizer: Tokenizer, options: dict[str
             {
                 "format": FORMAT,
                 "version": VERSION,
-                "tenfold": importlib.metadata.version("tenfold"),
+                "tenfold": _version(),
                 "tokenizer": tokenizer.spec(),
                 "options": options,
                 "split_rule": ONE_DOCUMENT if single else DOCUMENTS,
@@ -180,6 +179,15 @@ def _head(source: Source, found: Survey, tokenizer: Tokenizer, options: dict[str
             }
         )
     )
+
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("tenfold")
+    except PackageNotFoundError:  # run from a source tree that is not installed
+        return "unknown"
 
 
 def _json(value: Any) -> str:
@@ -254,7 +262,8 @@ def _journal(out: Path, head: dict[str, Any], report: Report) -> dict[str, Any]:
             journal = json.loads((out / JOURNAL).read_bytes())
             if journal["head"] != head:
                 raise KeyError
-            report(f"going on after {sum(journal['tokens'].values()):,} tokens of an earlier run")
+            if done := sum(journal["tokens"].values()):
+                report(f"going on after {done:,} tokens of an earlier run")
         except (KeyError, TypeError, ValueError):
             report(f"{out} holds the beginning of a run with another source or other options; starting over")
             journal = start

@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tenfold.errors import CheckpointError
 from tenfold.model.config import ModelConfig
 from tenfold.rundir import FORMAT, read_json
-from tenfold.train.trainer import Trainer
+from tenfold.training.trainer import Trainer
 
 WEIGHTS, MOMENTS, STATE = "model.safetensors", "optimizer.safetensors", "state.json"
 NAME = re.compile(r"step-(\d{6,})")
@@ -122,13 +122,21 @@ def folder_at(root: Path, step: int) -> Path:
 def prune(root: Path, keep: int, keep_every: int) -> None:
     """Remove old checkpoints: the newest `keep`, the best by validation loss and multiples of `keep_every` stay."""
     steps = saved_steps(root)
-    losses = {s: loss for s, path in steps.items() if (loss := read_state(path).get("val_loss")) is not None}
+    losses = {step: loss for step, path in steps.items() if (loss := val_loss(path)) is not None}
     stay = {*list(steps)[-keep:], *([min(losses, key=losses.__getitem__)] if losses else [])}
     for step, path in steps.items():
         if step not in stay and not (keep_every and step % keep_every == 0):
             gone = path.with_name(f".{path.name}.removed")
             path.rename(gone)  # readers see whole checkpoints or none
             shutil.rmtree(gone, ignore_errors=True)
+
+
+def val_loss(folder: Path) -> float | None:
+    """Validation loss of a checkpoint, if it was computed at its step and can be read."""
+    try:
+        return read_state(folder).get("val_loss")
+    except CheckpointError:
+        return None
 
 
 class Saver:

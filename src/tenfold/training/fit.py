@@ -7,7 +7,7 @@ import torch
 from tenfold.data.batches import Batches
 from tenfold.data.split import split
 from tenfold.errors import HardwareError
-from tenfold.train.trainer import Trainer
+from tenfold.training.trainer import Trainer
 from tenfold.world import World
 
 

@@ -61,7 +61,7 @@ def resolve(
 ) -> tuple[Speed, str]:
     """`speed` with every `auto` replaced, and one line saying what was chosen and why; HardwareError for what cannot run.
 
-    Rows a device are only an upper bound here where a GPU's memory decides; `train.fit` finds what really fits.
+    Rows a device are only an upper bound here where a GPU's memory decides; `training.fit` finds what really fits.
     """
     if reason := supported(speed, hardware, processes):
         raise HardwareError(reason)

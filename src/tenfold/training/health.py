@@ -10,6 +10,8 @@ SMALLEST_SCALE = 2.0**-14
 class Diverged(TenfoldError):
     """The loss or the gradient norm is no longer finite."""
 
+    code = 1
+
 
 def check_finite(step: int, loss: float, norm: float, applied: bool, scale: float) -> None:
     """Raise Diverged if an update went wrong; one that fp16 skipped only when its scale has shrunk beyond use."""
@@ -17,8 +19,8 @@ def check_finite(step: int, loss: float, norm: float, applied: bool, scale: floa
         return
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise Diverged(
-            f"step {step}: loss {loss}, gradient norm {norm}: not finite, training stopped before anything was saved of it; "
-            f"go on from the last checkpoint with a lower recipe.lr, a longer warm-up or another precision"
+            f"step {step}: loss {loss}, gradient norm {norm}: not finite, training stopped and nothing of it was saved; "
+            f"begin again with a lower recipe.lr, a longer warm-up or another precision"
         )
 
 

@@ -14,10 +14,10 @@ from tenfold.data.shards import Tokens
 from tenfold.data.split import Split, split
 from tenfold.model.gpt import GPT
 from tenfold.recipe import Recipe, lr_at
-from tenfold.train.optimizers import optimizer_for
-from tenfold.train.precision import LossScale, autocast, loss_scale
-from tenfold.train.prepare import Sync, eager, prepare
-from tenfold.train.speed import Speed
+from tenfold.training.optimizers import optimizer_for
+from tenfold.training.precision import LossScale, autocast, loss_scale
+from tenfold.training.prepare import Sync, eager, prepare
+from tenfold.training.speed import Speed
 from tenfold.world import World
 
 

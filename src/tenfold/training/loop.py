@@ -11,8 +11,8 @@ import torch
 
 from tenfold.recipe import lr_at
 from tenfold.run import Cadence
-from tenfold.train.health import Validation, check_finite
-from tenfold.train.trainer import Step, Trainer
+from tenfold.training.health import Validation, check_finite
+from tenfold.training.trainer import Step, Trainer
 
 Record = dict[str, Any]
 Report = Callable[[Record], None]

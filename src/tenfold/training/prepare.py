@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from tenfold.model.attention import KERNELS
 from tenfold.model.gpt import GPT
 from tenfold.model.head import LOSSES
-from tenfold.train.speed import Speed
+from tenfold.training.speed import Speed
 from tenfold.world import World
 
 Sync = Callable[[bool], None]  # sync(last): whether the coming forward and backward reduce gradients over processes

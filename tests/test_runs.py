@@ -1,0 +1,432 @@
+"""Whole trainings from Python: resume, checkpoints, what ends a run, and what it leaves behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import TINY, TINY_RECIPE
+from safetensors.torch import load_file
+from training import EXACT
+
+import tenfold
+from tenfold import api, rundir
+from tenfold.data.shards import Corpus
+from tenfold.errors import CheckpointError, ConfigError, TenfoldError
+from tenfold.model.gpt import GPT
+from tenfold.run import Cadence, Run
+from tenfold.training import checkpoint, fit, loop
+from tenfold.training.health import Validation, check_finite
+from tenfold.training.trainer import Step, Trainer
+from tenfold.world import World
+
+
+class Recorder(api.Silent):
+    """A display that keeps what it was told."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.records: list[dict[str, Any]] = []
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def record(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+
+@pytest.fixture
+def run(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """A run of 20 steps in an empty folder."""
+    monkeypatch.chdir(tmp_path)
+    return Run(
+        model=TINY,
+        recipe=TINY_RECIPE,
+        speed=replace(EXACT, rows="auto"),
+        cadence=Cadence(log=1, eval=10, sample=0, save=5),
+        preset="tiny",
+        name="tiny",
+        data=str(corpus.path),
+    )
+
+
+def train(run: Run, **options: Any) -> api.Trained:
+    """Train without printing."""
+    return tenfold.train(run, display=options.pop("display", Recorder()), **options)
+
+
+def weights(path: Path, step: int) -> dict[str, torch.Tensor]:
+    """Weights of a checkpoint."""
+    return load_file(path / "checkpoints" / f"step-{step:06d}" / "model.safetensors")
+
+
+def by_step(path: Path, key: str) -> dict[int, float]:
+    """One of the metrics by step."""
+    return {r["step"]: r[key] for r in rundir.read_metrics(path) if key in r}
+
+
+def test_resumed_equals_uninterrupted_bit_for_bit(run: Run) -> None:
+    """10 steps, a stop and 10 more are 20 steps: the same losses, learning rates, validation losses and weights."""
+    whole = train(replace(run, name="whole"))
+    part = train(run, stop_at=10)
+    assert (part.step, rundir.state(part.path)) == (10, "stopped")
+    part = train(run)
+    assert (part.step, rundir.state(part.path)) == (20, "done")
+    for key in ("loss", "lr", "grad_norm", "val_loss"):
+        assert by_step(part.path, key) == by_step(whole.path, key)
+    assert set(by_step(part.path, "loss")) == set(range(20))
+    assert set(by_step(part.path, "val_loss")) == {0, 10, 20}
+    for step in (10, 20):
+        a, b = weights(whole.path, step), weights(part.path, step)
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[name], b[name]) for name in a)
+        files = [path / "checkpoints" / f"step-{step:06d}" / "model.safetensors" for path in (whole.path, part.path)]
+        assert files[0].read_bytes() == files[1].read_bytes()  # the bytes depend on the weights alone
+    assert part.val_loss is not None
+    assert part.val_loss < by_step(part.path, "val_loss")[0] - 0.5
+
+
+def test_stopping_leaves_the_schedule_alone(run: Run) -> None:
+    done = train(run, stop_at=3)
+    saved = rundir.read_run(done.path)
+    assert saved["recipe"]["steps"] == 20
+    assert by_step(done.path, "lr")[2] == pytest.approx(3e-3 * 3 / 4)
+
+
+def test_a_changed_field_is_refused_unless_it_is_allowed(run: Run) -> None:
+    train(run, stop_at=5)
+    other = replace(run, recipe=replace(run.recipe, lr=1e-3))
+    with pytest.raises(ConfigError, match=r"recipe\.lr was 0\.003, given 0\.001: leave it out, --allow recipe\.lr"):
+        train(other)
+    told = Recorder()
+    train(other, stop_at=7, allow=("recipe.lr",), display=told)
+    assert any("recipe.lr changed from 0.003 to 0.001" in r.get("message", "") for r in told.records)
+    assert rundir.read_run(Path("runs/tiny"))["recipe"]["lr"] == 1e-3
+    with pytest.raises(ConfigError, match=r"'recipe\.ls' is no field, did you mean 'recipe\.l"):
+        train(other, allow=("recipe.ls",))
+    with pytest.raises(ConfigError, match=r"model\.layers was 2, given 3.*another --name"):
+        train(replace(other, model=replace(TINY, layers=3)))
+    with pytest.raises(ConfigError, match=r"the model belongs to its weights"):
+        train(replace(other, model=replace(TINY, layers=3)), allow=("model.layers",))
+    with pytest.raises(ConfigError, match="started from preset 'tiny', not 'demo'"):
+        train(replace(other, preset="demo"))
+
+
+def test_speed_and_cadence_may_differ_on_resume(run: Run) -> None:
+    train(run, stop_at=5)
+    train(
+        replace(run, speed=replace(run.speed, attention="naive", rows=2), cadence=replace(run.cadence, save=1)),
+        stop_at=7,
+    )
+    assert rundir.read_run(Path("runs/tiny"))["executed"]["rows"] == 2
+
+
+def test_other_data_is_refused_by_its_fingerprint(run: Run, corpus: Corpus, tmp_path: Path) -> None:
+    train(run, stop_at=5)
+    shutil.copytree(corpus.path, tmp_path / "moved")
+    train(replace(run, data=str(tmp_path / "moved")), stop_at=6)  # the same data may lie elsewhere
+    text = tmp_path / "other.txt"
+    text.write_text("other words " * 5000)
+    with pytest.raises(ConfigError, match=r"recipe\.data was '\w+', given '\w+'"):
+        train(replace(run, data=str(text), tokenizer="bytes"))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last good checkpoint stays, nothing is saved of the bad state, and step and position are told."""
+    plain = Trainer.step
+
+    def spoiled(self: Trainer) -> Step:
+        step = plain(self)
+        return step._replace(loss=step.loss * float("nan")) if self.position == 8 else step
+
+    monkeypatch.setattr(Trainer, "step", spoiled)
+    with pytest.raises(TenfoldError, match=r"step 7: loss nan.*training stopped") as caught:
+        train(run)
+    assert "step-000005" in str(caught.value)
+    assert list(checkpoint.saved_steps(Path("runs/tiny/checkpoints"))) == [5]
+    assert rundir.state(Path("runs/tiny")) == "stopped"
+    assert rundir.read_metrics(Path("runs/tiny"))[-1]["event"] == "stopped"
+    monkeypatch.setattr(Trainer, "step", plain)
+    assert train(run).step == 20
+
+
+def test_finite_or_stopped() -> None:
+    check_finite(1, 2.0, 1.0, True, 1.0)
+    check_finite(1, 2.0, float("inf"), False, 2.0**10)  # fp16 skipped it
+    for loss, norm, applied, scale in [
+        (float("nan"), 1.0, True, 1.0),
+        (2.0, float("inf"), True, 1.0),
+        (float("nan"), float("nan"), False, 2.0**10),
+        (2.0, float("inf"), False, 2.0**-20),
+    ]:
+        with pytest.raises(TenfoldError, match="not finite"):
+            check_finite(1, loss, norm, applied, scale)
+
+
+def test_learning_by_heart_is_noticed_and_the_best_checkpoint_kept(run: Run, tmp_path: Path) -> None:
+    """A few words seen over and over: training loss falls, validation rises."""
+    text = tmp_path / "few.txt"
+    text.write_text("".join(f"{i * i % 97} " for i in range(150)))
+    cadence = replace(run.cadence, log=10, eval=10, save=10, keep=1, patience=3)
+    recipe = replace(run.recipe, steps=400, lr=1e-2, warmup=0, lr_end=1e-2)
+    few = replace(run, data=str(text), tokenizer="bytes", recipe=recipe, cadence=cadence)
+    told = Recorder()
+    done = train(replace(few, cadence=replace(cadence, stop_early=True)), display=told)
+    losses = by_step(done.path, "val_loss")
+    best = min(losses, key=losses.__getitem__)
+    assert done.step < 400
+    assert any("has not improved for 3 evaluations" in r.get("message", "") for r in told.records)
+    assert best in checkpoint.saved_steps(done.path / "checkpoints")
+    assert losses[best] < by_step(done.path, "val_loss")[max(losses)]
+
+
+def test_notice_counts_evaluations() -> None:
+    watch = Validation(patience=2)
+    assert [watch.notice(s, v) is not None for s, v in enumerate([3.0, 2.0, 2.1, 2.2, 1.9, 2.0, 2.0, 2.0, 2.0])] == [
+        False, False, False, True, False, False, True, False, True
+    ]  # fmt: skip
+    assert Validation(patience=0).notice(0, 1.0) is None
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "state"])
+def test_a_damaged_newest_checkpoint_is_passed_over_aloud(run: Run, damage: str) -> None:
+    done = train(run, stop_at=12)
+    newest = done.path / "checkpoints" / "step-000012"
+    file = newest / "model.safetensors"
+    if damage == "truncate":
+        file.write_bytes(file.read_bytes()[:-10])
+    elif damage == "flip":
+        content = bytearray(file.read_bytes())
+        content[-5] ^= 1
+        file.write_bytes(content)
+    elif damage == "remove":
+        (newest / "optimizer.safetensors").unlink()
+    else:
+        (newest / "state.json").write_text('{"format": 1, "posi')
+    with pytest.raises(CheckpointError, match=r"step-000012 is damaged.*use another one: 5, 10, 12"):
+        tenfold.load(done.path)
+    assert tenfold.load(done.path, step=10).step == 10
+    told = Recorder()
+    train(run, stop_at=13, display=told)
+    assert any("step-000012 is damaged" in line and "the one before is used" in line for line in told.lines)
+    assert any("steps 10 to 20" in line for line in told.lines)
+
+
+def test_a_checkpoint_of_another_model_is_refused(run: Run) -> None:
+    done = train(run, stop_at=5)
+    with pytest.raises(CheckpointError, match=r"is of another model: h\.2.* is missing, the model has"):
+        checkpoint.load_weights(GPT(replace(TINY, layers=3)), done.path / "checkpoints" / "step-000005")
+    with pytest.raises(
+        CheckpointError, match=r"is of another model: .*wpe\.weight is \(32, 32\), the model has \(16, 32\)"
+    ):
+        checkpoint.load_weights(GPT(replace(TINY, context=16)), done.path / "checkpoints" / "step-000005")
+
+
+def test_checkpoints_are_plain_files_with_plain_names(run: Run) -> None:
+    """Canonical names also from a compiled model under DDP, and nothing that needs unpickling."""
+    done = train(replace(run, speed=replace(run.speed, parallel="ddp", recompute="blocks")), stop_at=5)
+    folder = done.path / "checkpoints" / "step-000005"
+    assert sorted(p.name for p in folder.iterdir()) == ["model.safetensors", "optimizer.safetensors", "state.json"]
+    assert set(weights(done.path, 5)) == set(GPT(TINY).state_dict())
+    json.loads((folder / "state.json").read_text())
+    assert b"pickle" not in b"".join(p.read_bytes() for p in folder.iterdir())
+
+
+def test_a_model_trained_under_fsdp_goes_on_alone_and_under_ddp(run: Run) -> None:
+    whole = train(replace(run, name="whole"))
+    for parallel, stop in (("fsdp", 7), ("none", 14), ("ddp", None)):
+        part = train(replace(run, speed=replace(run.speed, parallel=parallel)), stop_at=stop)
+    assert list(by_step(part.path, "loss").values()) == pytest.approx(
+        list(by_step(whole.path, "loss").values()), rel=1e-6
+    )
+
+
+def test_old_checkpoints_go_and_the_best_and_every_mth_stay(tmp_path: Path) -> None:
+    for step, loss in ((5, 3.0), (10, 1.0), (15, None), (20, 2.0), (25, 2.5), (30, 2.6)):
+        folder = checkpoint.folder_at(tmp_path, step)
+        folder.mkdir()
+        (folder / "state.json").write_text(json.dumps({"format": 1, "val_loss": loss}))
+    checkpoint.prune(tmp_path, keep=2, keep_every=15)
+    assert list(checkpoint.saved_steps(tmp_path)) == [10, 15, 25, 30]
+
+
+KILL = """
+import os, sys, threading, torch
+from pathlib import Path
+from tenfold.training import checkpoint
+snap = checkpoint.Snapshot({"w": torch.ones(4_000_000)}, {"m": torch.ones(4_000_000)}, {"format": 1, "position": 2})
+root = Path(sys.argv[1])
+checkpoint.write(checkpoint.folder_at(root, 1), snap)
+print("ready", flush=True)
+while True:
+    checkpoint.write(checkpoint.folder_at(root, 2), snap)
+"""
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2])
+def test_a_kill_while_saving_leaves_whole_checkpoints(tmp_path: Path, delay: float) -> None:
+    import sys
+
+    process = subprocess.Popen([sys.executable, "-c", KILL, tmp_path], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    time.sleep(delay)
+    process.kill()
+    process.wait(timeout=30)
+    process.stdout.close()
+    for folder in checkpoint.saved_steps(tmp_path).values():
+        assert checkpoint.damage(folder) is None
+    assert 1 in checkpoint.saved_steps(tmp_path)
+    checkpoint.clear(tmp_path)
+    assert {p.name for p in tmp_path.iterdir()} <= {"step-000001", "step-000002"}
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> "Callable[[], Path]":
+    """A real file system of one megabyte, where this user may mount one."""
+    mounted = []
+
+    def mount() -> Path:
+        path = tmp_path / "small"
+        path.mkdir()
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", path], capture_output=True, timeout=20)
+        if done.returncode:
+            pytest.skip("mounting a small file system needs root")
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "-l", path], check=True, timeout=20)
+
+
+def test_a_full_disk_is_told_and_training_goes_on(
+    run: Run, small_disk: "Callable[[], Path]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint that fits stays good; later ones are told; the end, unsaved, is an error."""
+    monkeypatch.chdir(small_disk())
+    monkeypatch.setattr(checkpoint.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 0, 1 << 40))  # type: ignore[attr-defined]
+    told = Recorder()
+    with pytest.raises(CheckpointError, match="ended at step 20 but its last checkpoint could not be saved"):
+        train(replace(run, cadence=replace(run.cadence, save=3, keep=10)), display=told)
+    messages = [r["message"] for r in told.records if r.get("event") == "not saved"]
+    assert messages
+    assert "No space left" in messages[0]
+    assert "earlier checkpoints are untouched" in messages[0]
+    root = Path("runs/tiny/checkpoints")
+    kept = checkpoint.saved_steps(root)
+    assert kept
+    assert all(checkpoint.damage(folder) is None for folder in kept.values())
+    assert not list(root.glob(".*"))
+
+
+def test_too_little_space_is_seen_before_writing(run: Run, small_disk: "Callable[[], Path]", tmp_path: Path) -> None:
+    folder = checkpoint.folder_at(small_disk(), 1)
+    saved = checkpoint.Snapshot({"w": torch.ones(1_000_000)}, {}, {"format": 1, "position": 1})
+    with pytest.raises(CheckpointError, match=r"5 MB are needed, 1 MB are free\); free some space"):
+        checkpoint.write(folder, saved)
+    assert not list(folder.parent.iterdir())
+
+
+def test_two_processes_cannot_train_into_one_folder(run: Run) -> None:
+    with rundir.locked(Path("runs/tiny")), pytest.raises(ConfigError, match="is being trained by another process"):
+        train(run)
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_signals_save_first(run: Run, number: signal.Signals, code: int) -> None:
+    plain = loop.begin_copy
+    sent = []
+
+    def send(step: Step, late: bool) -> Any:
+        if len(sent) < 1:
+            sent.append(os.kill(os.getpid(), number))
+        return plain(step, late)
+
+    loop.begin_copy = send
+    try:
+        done = train(run)
+    finally:
+        loop.begin_copy = plain
+    assert (done.code, done.step, rundir.state(done.path)) == (code, 1, "stopped")
+    assert list(checkpoint.saved_steps(done.path / "checkpoints")) == [1]
+    assert train(run).step == 20
+
+
+def test_rows_are_halved_until_they_fit(run: Run, corpus: Corpus) -> None:
+    """A limit that only a trial shows: halved, accumulated, and the rows a step stay."""
+    alone = World(0, 1, torch.device("cpu"))
+    tried = []
+
+    def trial(rows: int) -> None:
+        tried.append(rows)
+        if rows > 5:
+            raise torch.OutOfMemoryError("out of memory")
+
+    assert fit.largest(trial, 32, alone) == 4
+    assert tried == [32, 16, 8, 4]
+    with pytest.raises(TenfoldError, match=r"speed\.rows 8 does not fit.*auto"):
+        fit.largest(trial, 8, alone, fixed=True)
+
+    def never(rows: int) -> None:
+        raise RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")
+
+    with pytest.raises(TenfoldError, match="not even one row fits"):
+        fit.largest(never, 8, alone)
+
+    def broken(rows: int) -> None:
+        raise RuntimeError("shape mismatch")
+
+    with pytest.raises(RuntimeError, match="shape mismatch"):
+        fit.largest(broken, 8, alone)
+
+
+def test_the_run_folder_says_everything(run: Run) -> None:
+    done = train(replace(run, cadence=replace(run.cadence, sample=10, sample_tokens=20, prompt="ba")))
+    saved = rundir.read_run(done.path)
+    assert saved["recipe"]["data"]
+    assert saved["environment"]["versions"]["torch"] == torch.__version__
+    assert saved["environment"]["hardware"]["kind"] == "cpu"
+    assert saved["environment"]["processes"] == 1
+    assert saved["executed"]["rows"] == 8
+    assert {p.name for p in (done.path / "samples").iterdir()} == {f"step-0000{n}.txt" for n in ("00", "10", "20")}
+    assert (done.path / "samples" / "step-000020.txt").read_text().startswith("ba")
+    lines = [json.loads(line) for line in (done.path / "metrics.jsonl").read_text().splitlines()]
+    logged = [r for r in lines if "loss" in r]
+    assert [r["step"] for r in logged] == list(range(20))
+    assert {"step", "loss", "lr", "grad_norm", "tokens_per_second", "data_wait", "peak_memory_bytes"} <= set(logged[3])
+    assert 0 <= logged[3]["data_wait"] < 1
+    assert (lines[0]["event"], lines[-1]["event"]) == ("start", "done")
+
+
+def test_metrics_that_were_taken_back_are_dropped(tmp_path: Path) -> None:
+    for record in ({"step": 0, "loss": 3.0}, {"step": 1, "loss": float("nan")}, {"step": 2, "loss": 1.0}):
+        rundir.append(tmp_path, record)
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "lo')  # a crash in the middle of a line
+    rundir.append(tmp_path, {"step": 1, "event": "resume"})
+    rundir.append(tmp_path, {"step": 1, "loss": 2.5})
+    got = [(r["step"], r.get("loss")) for r in rundir.read_metrics(tmp_path)]
+    assert got == [(0, 3.0), (1, None), (1, 2.5)]
+
+
+def test_a_loaded_model_generates(run: Run) -> None:
+    done = train(run, stop_at=5)
+    model = tenfold.load("tiny")
+    assert model.step == 5
+    text = model.generate("ba", tokens=20, temperature=0)
+    assert text == tenfold.load(done.path / "checkpoints" / "step-000005").generate("ba", tokens=20, temperature=0)
+    with pytest.raises(CheckpointError, match=r"no run 'tinny': runs/ has tiny"):
+        tenfold.load("tinny")
+    with pytest.raises(CheckpointError, match="has no checkpoint of step 7; it has 5"):
+        tenfold.load("tiny", step=7)
