@@ -20,10 +20,32 @@ torch.set_num_threads(1)  # tiny tensors; threads that wait for each other only 
 ROOT = Path(__file__).parent.parent
 TINY = ModelConfig(layers=2, heads=2, width=32, context=32, vocab=257, padded_vocab=264)
 TINY_RECIPE = Recipe(rows=8, length=32, steps=20, lr=3e-3, lr_end=3e-4, warmup=4)
-TINY_OPTIONS = (
-    "--model.layers 2 --model.heads 2 --model.width 32 --model.context 32 --recipe.rows 8 --recipe.length 32 "
-    "--recipe.steps 20 --recipe.warmup 4 --cadence.eval 10 --cadence.sample 0 --cadence.save 10 --cadence.log 1"
-).split()
+TINY_OPTIONS = [
+    "--model.layers",
+    "2",
+    "--model.heads",
+    "2",
+    "--model.width",
+    "32",
+    "--model.context",
+    "32",
+    "--recipe.rows",
+    "8",
+    "--recipe.length",
+    "32",
+    "--recipe.steps",
+    "20",
+    "--recipe.warmup",
+    "4",
+    "--cadence.eval",
+    "10",
+    "--cadence.sample",
+    "0",
+    "--cadence.save",
+    "10",
+    "--cadence.log",
+    "1",
+]
 
 
 def words(count: int, seed: int = 0) -> str:

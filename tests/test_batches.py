@@ -25,7 +25,7 @@ class Numbers:
         return self.count
 
     def read(self, start: int, count: int) -> np.ndarray:
-        assert 0 <= start
+        assert start >= 0
         assert start + count <= self.count
         return np.arange(start, start + count)
 
@@ -39,7 +39,7 @@ def test_permute_reaches_sizes_beyond_32_bits() -> None:
     size = 2**40 + 7
     out = permute(np.arange(1000, dtype=np.int64) * 10**9, size, 1, 0)
     assert len(set(out.tolist())) == 1000
-    assert 0 <= out.min()
+    assert out.min() >= 0
     assert out.max() < size
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import TINY_OPTIONS, Tenfold, environment, torchrun, words
 
+from conftest import TINY_OPTIONS, Tenfold, environment, torchrun, words
 from tenfold import rundir
 from tenfold.data.shards import HEADER, Corpus, open_corpus
 from tenfold.prepare import prepare_text
@@ -123,11 +123,28 @@ def test_help(tenfold: Tenfold, verb: list[str]) -> None:
     assert done.returncode == 0
     assert "usage: tenfold" in done.stdout
     if verb[:1] == ["train"]:
-        for option in (
-            "--data --stop-at --allow --name --recipe.steps --recipe.lr --recipe.rows --recipe.length --recipe.seed "
-            "--speed.device --speed.precision --speed.compile --speed.attention --speed.parallel --speed.rows "
-            "--speed.recompute --cadence.log --cadence.eval --cadence.sample --cadence.save"
-        ).split():
+        for option in [
+            "--data",
+            "--stop-at",
+            "--allow",
+            "--name",
+            "--recipe.steps",
+            "--recipe.lr",
+            "--recipe.rows",
+            "--recipe.length",
+            "--recipe.seed",
+            "--speed.device",
+            "--speed.precision",
+            "--speed.compile",
+            "--speed.attention",
+            "--speed.parallel",
+            "--speed.rows",
+            "--speed.recompute",
+            "--cadence.log",
+            "--cadence.eval",
+            "--cadence.sample",
+            "--cadence.save",
+        ]:
             assert option in done.stdout
 
 
@@ -199,7 +216,7 @@ def test_no_account_and_no_network_are_needed(tenfold: Tenfold, tiny: list[str],
     done = tenfold("train", "demo", *tiny, "--stop-at", 3)
     assert done.returncode == 0
     assert (tmp_path / "runs/demo/metrics.jsonl").is_file()
-    assert not set(p.name for p in tmp_path.iterdir()) - {"runs", "data"}
+    assert not {p.name for p in tmp_path.iterdir()} - {"runs", "data"}
 
 
 def test_start_up_needs_no_torch() -> None:

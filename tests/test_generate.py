@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 import torch
-from conftest import TINY
 from hypothesis import given
 from hypothesis import strategies as st
 
+from conftest import TINY
 from tenfold.data.tokenizer import from_spec
 from tenfold.errors import ConfigError
 from tenfold.generate import LanguageModel, generate, pick

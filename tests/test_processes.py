@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, environment, torchrun
-from training import case, gradient
 
+from conftest import ROOT, environment, torchrun
 from tenfold.data.shards import Corpus
+from training import case, gradient
 
 STEPS = 20
 CASES = [

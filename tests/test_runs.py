@@ -13,11 +13,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import TINY, TINY_RECIPE
 from safetensors.torch import load_file
-from training import EXACT
 
 import tenfold
+from conftest import TINY, TINY_RECIPE
 from tenfold import api, rundir
 from tenfold.data.shards import Corpus
 from tenfold.errors import CheckpointError, ConfigError, TenfoldError
@@ -27,6 +26,7 @@ from tenfold.training import checkpoint, fit, loop
 from tenfold.training.health import Validation, check_finite
 from tenfold.training.trainer import Step, Trainer
 from tenfold.world import World
+from training import EXACT
 
 
 class Recorder(api.Silent):

@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import TINY, TINY_RECIPE
-from training import EXACT, losses, trainer
 
+from conftest import TINY, TINY_RECIPE
 from tenfold.data.shards import Corpus
 from tenfold.model.attention import KERNELS
 from tenfold.model.gpt import GPT
@@ -17,11 +16,13 @@ from tenfold.training.optimizers import groups
 from tenfold.training.precision import DynamicLossScale
 from tenfold.training.speed import Speed
 from tenfold.training.trainer import rescale
+from training import EXACT, losses, trainer
 
 
 @pytest.mark.parametrize(("rows", "micro", "accum"), [(24, 12, 2), (24, 6, 4), (24, 1, 24), (23, 4, 6)])
 def test_micro_batches_do_not_matter(corpus: Corpus, rows: int, micro: int, accum: int) -> None:
-    """The same 24 rows as 2 x 12, 4 x 6 and 24 x 1, or 23 as 6 x 4 with a filler: loss, norm and weights of one batch."""
+    """The same 24 rows as 2 x 12, 4 x 6 and 24 x 1, or 23 as 6 x 4 with a filler: loss, norm and weights of one
+    batch."""
     recipe = replace(TINY_RECIPE, rows=rows)
     big = trainer(corpus.train, recipe=recipe, speed=replace(EXACT, rows=rows))
     small = trainer(corpus.train, recipe=recipe, speed=replace(EXACT, rows=micro))

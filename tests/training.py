@@ -1,4 +1,5 @@
-"""Trainings of a tiny model, in this process or, run as a script under torchrun, in several; prints their losses as JSON."""
+"""Trainings of a tiny model, in this process or, run as a script under torchrun, in several; prints their losses as
+JSON."""
 
 import json
 import sys
@@ -7,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from conftest import TINY, TINY_RECIPE
 
+from conftest import TINY, TINY_RECIPE
 from tenfold import world as worlds
 from tenfold.data.shards import Tokens, open_corpus
 from tenfold.model.config import ModelConfig

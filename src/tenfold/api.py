@@ -22,6 +22,7 @@ from tenfold.data.shards import Corpus, open_corpus
 from tenfold.data.tokenizer import from_spec
 from tenfold.errors import CheckpointError, ConfigError, DataError
 from tenfold.evaluate.validation import validation_loss
+from tenfold.files import write_atomically
 from tenfold.generate import LanguageModel
 from tenfold.hardware import Hardware, choose, detect
 from tenfold.model.gpt import GPT
@@ -181,7 +182,7 @@ class Work:
         path = self.folder / "samples" / f"step-{trainer.position:06d}.txt"
         if trainer.world.lead and texts:
             path.parent.mkdir(exist_ok=True)
-            rundir.write_atomically(path, "\n---\n".join(texts) + "\n")
+            write_atomically(path, "\n---\n".join(texts) + "\n")
             self.shown.sample(trainer.position, texts[0])
         return {"samples": f"samples/{path.name}"}
 
@@ -215,8 +216,8 @@ def fitted(run: Run, corpus: Corpus) -> Run:
     run = with_data(run, corpus.fingerprint, corpus.tokenizer.vocab)
     if corpus.tokenizer.vocab > run.model.vocab:
         raise ConfigError(
-            f"the data in {corpus.path} has {corpus.tokenizer.vocab:,} token ids ({corpus.tokenizer.name}), model.vocab is "
-            f"{run.model.vocab:,}; give --model.vocab 0 to take it from the data, or other --data"
+            f"the data in {corpus.path} has {corpus.tokenizer.vocab:,} token ids ({corpus.tokenizer.name}), "
+            f"model.vocab is {run.model.vocab:,}; give --model.vocab 0 to take it from the data, or other --data"
         )
     if run.recipe.length > run.model.context:
         raise ConfigError(
@@ -259,7 +260,8 @@ def open_or_prepare(run: Run, shown: Display) -> Corpus:
 
 @contextmanager
 def signals(shown: Display) -> Iterator[list[int]]:
-    """While training, SIGTERM and Ctrl-C only leave their exit code in the list that this gives; the loop then saves."""
+    """While training, SIGTERM and Ctrl-C only leave their exit code in the list that this gives; the loop then
+    saves."""
     received = [0]
 
     def note(number: int, _: Any) -> None:
@@ -311,7 +313,8 @@ def installed(package: str) -> str | None:
 
 
 def revision() -> str | None:
-    """Git revision of this package's source, with '+' if it was changed since; None if it does not lie in a checkout."""
+    """Git revision of this package's source, with '+' if it was changed since; None if it does not lie in a
+    checkout."""
     here = Path(__file__).parent
 
     def git(*arguments: str) -> str:
@@ -327,8 +330,8 @@ def revision() -> str | None:
 
 
 def load(path: str | os.PathLike[str], step: int | None = None, device: str = "auto") -> LanguageModel:
-    """A trained model with its tokenizer: from a run by its name in runs/ or its path, at its newest checkpoint or the one
-    of `step`, or from a checkpoint folder. CheckpointError if there is none, or it is damaged."""
+    """A trained model with its tokenizer: from a run by its name in runs/ or its path, at its newest checkpoint or
+    the one of `step`, or from a checkpoint folder. CheckpointError if there is none, or it is damaged."""
     given = Path(path)
     folder = given if (given / checkpoint.STATE).is_file() else None
     run_folder = given.parent.parent if folder else rundir.find(str(path))

@@ -22,7 +22,8 @@ def parse(kind: Callable[..., Any], arguments: Sequence[str], verb: str, **optio
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Train a preset, or go on with its run: when runs/NAME exists, options that are left out keep their saved values."""
+    """Train a preset, or go on with its run: when runs/NAME exists, options that are left out keep their saved
+    values."""
 
     data: str = ""
     """Folder of token shards, or a text file to prepare first."""
@@ -106,7 +107,8 @@ def saved_run(name: str) -> Run | None:
 
 @dataclass(frozen=True)
 class PrepareOptions:
-    """Turn a text file, a folder of .txt and .md files, or a .jsonl file into token shards; goes on where it was stopped."""
+    """Turn a text file, a folder of .txt and .md files, or a .jsonl file into token shards; goes on where it was
+    stopped."""
 
     source: tyro.conf.Positional[str]
     """Text file, folder of .txt and .md files, or .jsonl file with a text field."""
@@ -254,7 +256,7 @@ def usage() -> str:
             *lines,
             "",
             f"presets: {', '.join(PRESETS)}",
-            "`tenfold VERB --help` tells a verb's options; `tenfold train PRESET --help` those of a preset with its values.",
+            "`tenfold VERB --help` tells a verb's options; `tenfold train PRESET --help` a preset's, with its values.",
         )
     )
 
@@ -292,8 +294,8 @@ def main() -> None:
 
 
 def finish(code: int) -> None:
-    """Leave the process group, if there is one, and end. Among several processes without the interpreter's own shutdown,
-    in which gloo's threads sometimes crash or hang after all work is done."""
+    """Leave the process group, if there is one, and end. Among several processes without the interpreter's own
+    shutdown, in which gloo's threads sometimes crash or hang after all work is done."""
     if "torch.distributed" in sys.modules:
         from tenfold import world
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 
 class Display(AbstractContextManager, Protocol):
@@ -87,7 +87,7 @@ class Terminal:
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self.task = None
+        self.task: TaskID | None = None
 
     def __enter__(self) -> Terminal:
         return self

@@ -52,7 +52,8 @@ def generate(
     stop: int | None = None,
     cached: bool = True,
 ) -> Iterator[int]:
-    """Up to `tokens` ids that follow the prompt (at least one id), ending before `stop`; ids are below the real vocabulary.
+    """Up to `tokens` ids that follow the prompt (at least one id), ending before `stop`; ids are below the real
+    vocabulary.
 
     The model sees the last `context` ids. While all of them fit, keys and values are kept; beyond, every id shifts to
     another learned position with each new one, so nothing can be kept and the window is computed anew. Without `cached`
@@ -96,7 +97,8 @@ class LanguageModel:
         top_p: float = 1.0,
         seed: int = 1337,
     ) -> Iterator[str]:
-        """Pieces of the text that follows the prompt, each of whole characters, until `tokens` tokens or end-of-text."""
+        """Pieces of the text that follows the prompt, each of whole characters, until `tokens` tokens or
+        end-of-text."""
         ids = self.tokenizer.encode(self.prompt if prompt is None else prompt).tolist()
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         for token in generate(self.model, ids, tokens, temperature, top_k, top_p, seed, self.tokenizer.eot):

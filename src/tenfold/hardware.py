@@ -3,8 +3,9 @@
 import os
 import platform
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from pathlib import Path
 
 from tenfold.errors import ConfigError, HardwareError
 
@@ -18,7 +19,8 @@ UNTRIED = {
 
 @dataclass(frozen=True)
 class Hardware:
-    """One device and the tools around it. A dataclass of plain facts, so that decisions are tested without the device."""
+    """One device and the tools around it. A dataclass of plain facts, so that decisions are tested without the
+    device."""
 
     kind: str
     """cpu, cuda (ROCm too), mps or xpu."""
@@ -44,8 +46,6 @@ class Hardware:
             return f"tf32 needs an NVIDIA GPU of compute capability 8.0 or later; this is {self.described}"
         if feature == "bf16" and not self.native_bf16:
             return f"bf16 is not native on {self.described}, only emulated"
-        if feature == "fp16" and self.kind == "cpu" and "fp16" not in self.name:
-            return None  # slow, but right
         if feature == "compile":
             if self.kind == "cpu" and self.compiler is None:
                 return "torch.compile on the CPU needs a C++ compiler (g++ or clang++) and found none"
@@ -65,10 +65,9 @@ class Hardware:
 def cpu_name() -> str:
     """The processor's name as the system tells it."""
     try:
-        with open("/proc/cpuinfo") as file:
-            for line in file:
-                if line.startswith("model name"):
-                    return line.split(":", 1)[1].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
     except OSError:
         pass
     return platform.processor() or platform.machine()
@@ -113,36 +112,27 @@ def detect(device: str = "auto") -> Hardware:
     device = choose(device)
     kind = device.partition(":")[0]
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++"))), None)
-    common = {
-        "kind": kind,
-        "torch": str(torch.__version__),
-        "compiler": compiler,
-        "triton": find_spec("triton") is not None,
-    }
+    here = Hardware(
+        kind, cpu_name(), torch=str(torch.__version__), compiler=compiler, triton=find_spec("triton") is not None
+    )
     if kind == "cuda":
-        at = torch.device(device)
-        facts = torch.cuda.get_device_properties(at)
+        card = torch.cuda.get_device_properties(torch.device(device))
         hip = torch.version.hip is not None
-        capability = (facts.major, facts.minor)
-        return Hardware(
-            name=facts.name,
+        capability = (card.major, card.minor)
+        return replace(
+            here,
+            name=card.name,
             count=torch.cuda.device_count(),
-            memory_bytes=facts.total_memory,
+            memory_bytes=card.total_memory,
             capability=None if hip else capability,
-            native_bf16=capability >= (9, 0) if hip else capability >= (8, 0),
+            native_bf16=capability >= ((9, 0) if hip else (8, 0)),
             hip=hip,
-            **common,
         )
     if kind == "xpu":
-        facts = torch.xpu.get_device_properties(torch.device(device))
-        return Hardware(
-            name=facts.name,
-            count=torch.xpu.device_count(),
-            memory_bytes=facts.total_memory,
-            native_bf16=True,
-            **common,
-        )
+        intel = torch.xpu.get_device_properties(torch.device(device))
+        count = torch.xpu.device_count()
+        return replace(here, name=intel.name, count=count, memory_bytes=intel.total_memory, native_bf16=True)
     if kind == "mps":
-        return Hardware(name=cpu_name(), memory_bytes=host_memory(), **common)
+        return replace(here, memory_bytes=host_memory())
     bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return Hardware(name=cpu_name(), count=cores(), memory_bytes=host_memory(), native_bf16=bf16, **common)
+    return replace(here, count=cores(), memory_bytes=host_memory(), native_bf16=bf16)

@@ -1,4 +1,5 @@
-"""The recipe: which training this is. Data, rows a step, optimizer, schedule, steps and seed; nothing of how it is executed."""
+"""The recipe: which training this is. Data, rows a step, optimizer, schedule, steps and seed; nothing of how it is
+executed."""
 
 import math
 from collections.abc import Callable

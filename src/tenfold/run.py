@@ -95,8 +95,8 @@ def shakespeare_char() -> Run:
 
 
 def gpt2(name: str, layers: int, heads: int, width: int, lr: float) -> Run:
-    """GPT-2 of one of its four sizes by the published FineWeb-Edu 10B recipe; peak learning rates as for GPT-3 (Brown et
-    al. 2020, table 2.1), ending at a tenth."""
+    """GPT-2 of one of its four sizes by the published FineWeb-Edu 10B recipe; peak learning rates as for GPT-3 (Brown
+    et al. 2020, table 2.1), ending at a tenth."""
     return Run(
         preset=name,
         model=ModelConfig(layers=layers, heads=heads, width=width),
@@ -132,7 +132,8 @@ def to_dict(run: Run) -> dict[str, Any]:
 
 
 def from_dict(content: dict[str, Any], where: str) -> Run:
-    """The run that `to_dict` wrote; fields it lacks take their defaults. CheckpointError, naming `where`, for others."""
+    """The run that `to_dict` wrote; fields it lacks take their defaults. CheckpointError, naming `where`, for
+    others."""
     values: dict[str, Any] = {}
     for item in fields(Run):
         if item.name not in content:
@@ -160,11 +161,12 @@ def differences(saved: Run, given: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def reconcile(saved: Run, given: Run, allow: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
-    """The fields of the model and recipe that may change on resume, as `allow` names them; ConfigError for any other that
-    differs, and for another preset."""
+    """The fields of the model and recipe that may change on resume, as `allow` names them; ConfigError for any other
+    that differs, and for another preset."""
     if given.preset != saved.preset:
         raise ConfigError(
-            f"run {saved.name!r} was started from preset {saved.preset!r}, not {given.preset!r}; give that, or another --name"
+            f"run {saved.name!r} was started from preset {saved.preset!r}, not {given.preset!r}; "
+            "give that, or another --name"
         )
     changed = differences(saved, given)
     known = [f"{part}.{item.name}" for part in ("model", "recipe") for item in fields(getattr(saved, part))]

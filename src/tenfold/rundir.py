@@ -1,5 +1,5 @@
-"""The run folder: run.json, metrics.jsonl, checkpoints/ and samples/. Standard library only, so that whatever shows a run
-needs nothing of what trains it."""
+"""The run folder: run.json, metrics.jsonl, checkpoints/ and samples/. Standard library only, so that whatever shows a
+run needs nothing of what trains it."""
 
 import contextlib
 import json
@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tenfold.errors import CheckpointError, ConfigError
+from tenfold.files import held, is_held, write_atomically
 
 FORMAT = 1
 RUNS = Path("runs")
@@ -36,16 +37,6 @@ def folder_of(name: str) -> Path:
     if not name or name in (".", "..") or "/" in name or "\\" in name or name.startswith("-"):
         raise ConfigError(f"--name {name!r} cannot name a folder in runs/; use letters, digits, '-', '_' and '.'")
     return RUNS / name
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file's content in one step: readers see the old or the new, never a half."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
 
 
 def read_json(path: Path, what: str) -> dict[str, Any]:
@@ -94,7 +85,8 @@ def ends_line(file: IO[bytes]) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl in order, without those that a later resume took back and without half-written ones."""
+    """The lines of metrics.jsonl in order, without those that a later resume took back and without half-written
+    ones."""
     records: list[dict[str, Any]] = []
     try:
         lines = (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -115,29 +107,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a run folder; ConfigError if another process on this machine holds it."""
-    import fcntl
-
+    """Hold a run folder; ConfigError if another process on this machine trains into it."""
     path.mkdir(parents=True, exist_ok=True)
-    with (path / "lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(
-                f"{path} is being trained by another process; wait for it, or give another --name"
-            ) from None
-        yield
-
-
-def is_held(path: Path) -> bool:
-    """Whether a process on this machine is training in a run folder."""
-    if not (path / "lock").is_file():
-        return False
     try:
-        with locked(path):
-            return False
-    except (ConfigError, OSError):
-        return True
+        with held(path):
+            yield
+    except BlockingIOError:
+        raise ConfigError(f"{path} is being trained by another process; wait for it, or give another --name") from None
 
 
 def state(path: Path) -> str:

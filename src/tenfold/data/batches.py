@@ -1,4 +1,5 @@
-"""Which tokens a step trains on: row i of step s is a pure function of (seed, s, i), so there is no loader state to lose."""
+"""Which tokens a step trains on: row i of step s is a pure function of (seed, s, i), so there is no loader state to
+lose."""
 
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -50,12 +51,14 @@ def permute(index: np.ndarray, size: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def windows(tokens: Tokens, length: int) -> int:
-    """Rows of `length` tokens that a split holds: each needs one token more, its last target, which the next row shares."""
+    """Rows of `length` tokens that a split holds: each needs one token more, its last target, which the next row
+    shares."""
     return (len(tokens) - 1) // length
 
 
 def row_starts(numbers: np.ndarray, available: int, length: int, seed: int) -> np.ndarray:
-    """First tokens of the rows with these running numbers (step * rows + i); each of the available rows once an epoch."""
+    """First tokens of the rows with these running numbers (step * rows + i); each of the available rows once an
+    epoch."""
     epochs, index = np.divmod(numbers, available)
     starts = np.empty_like(index)
     for epoch in np.unique(epochs):
@@ -65,7 +68,8 @@ def row_starts(numbers: np.ndarray, available: int, length: int, seed: int) -> n
 
 
 def load(tokens: Tokens, starts: np.ndarray, length: int, micro: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets, each (micro, length) int64. Where tokens end, and in rows beyond `starts`, targets are IGNORE."""
+    """Inputs and targets, each (micro, length) int64. Where tokens end, and in rows beyond `starts`, targets are
+    IGNORE."""
     x = torch.zeros(micro, length, dtype=torch.int64)
     y = torch.full((micro, length), IGNORE, dtype=torch.int64)
     for row, start in enumerate(starts):

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from tenfold.errors import DataError
+from tenfold.files import sha256_of
 
 TINY_SHAKESPEARE_URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
@@ -24,12 +25,6 @@ def fetch_shakespeare(path: Path | None = None, url: str = TINY_SHAKESPEARE_URL)
         DataError: the download failed, or another file lies at `path`.
     """
     return fetch(url, path or cache_folder() / "tinyshakespeare.txt", TINY_SHAKESPEARE_SHA256)
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fetch(url: str, path: Path, sha256: str, *, timeout: float = 10, deadline: float = 120, tries: int = 3) -> Path:

@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from tenfold.data.tokenizer import Tokenizer, from_spec
 from tenfold.errors import DataError
+from tenfold.files import sync
 
 MAGIC = b"TENFOLD1"
 VERSION = 1
@@ -152,22 +153,13 @@ class ShardWriter:
         self._file.close()
         self._file = None
         self._path(".partial").replace(self._path())
-        _sync_folder(self.folder)
+        sync(self.folder)
         self._done.append(_entry(open_shard(self._path())))
 
 
 def _sync(file: BinaryIO) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _sync_folder(folder: Path) -> None:
-    with contextlib.suppress(PermissionError):  # Windows opens no folders, and needs no help with renames
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
 
 
 def _entry(shard: "Shard") -> dict[str, Any]:

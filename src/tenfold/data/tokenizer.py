@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from tenfold.data.fetch import cache_folder, fetch, sha256_of
+from tenfold.data.fetch import cache_folder, fetch
 from tenfold.errors import DataError
+from tenfold.files import sha256_of
 
 if TYPE_CHECKING:
     import gigatoken

@@ -24,8 +24,9 @@ def validation_loss(
     micro: int = 16,
     autocast: Callable[[], AbstractContextManager] = nullcontext,
 ) -> float:
-    """Mean loss in nats a target over the first `rows` rows of `length` tokens, in order, `micro` of them at a time; 0 is
-    all of them, the shorter last one included, so that every token but the first is a target once. `model(x, y)` sums."""
+    """Mean loss in nats a target over the first `rows` rows of `length` tokens, in order, `micro` of them at a time;
+    0 is all of them, the shorter last one included, so that every token but the first is a target once. `model(x, y)`
+    sums."""
     targets = len(tokens) - 1
     if targets < 1:
         raise DataError(f"{tokens} has {len(tokens)} tokens; a loss needs at least 2; give more validation text")

@@ -1,8 +1,10 @@
-"""Causal attention as a function (q, k, v) -> y, chosen from a table. Every kernel computes the same thing: query i of Tq
-sees keys 0 .. Tk - Tq + i, that is, the mask is aligned bottom-right, so that a few new queries see a whole cache."""
+"""Causal attention as a function (q, k, v) -> y, chosen from a table. Every kernel computes the same thing: query i
+of Tq sees keys 0 .. Tk - Tq + i, that is, the mask is aligned bottom-right, so that a few new queries see a whole
+cache."""
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -41,7 +43,7 @@ def rows(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     For CPUs, whose fused kernel has a slow backward: plain batched products run at the matrix rate, and blocks skip
     most of the masked half. The price is memory, the probabilities of about Tq * Tk / 2 pairs a head until backward.
     """
-    return Rows.apply(q, k, v)  # pyright: ignore[reportReturnType]
+    return Rows.apply(q, k, v)
 
 
 def blocks(queries: int, keys: int) -> Iterator[tuple[int, int, int]]:
@@ -55,7 +57,7 @@ class Rows(torch.autograd.Function):
     """See `rows`. Products are in q's dtype, sums over blocks in at least fp32."""
 
     @staticmethod
-    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         # the products take contiguous operands: copy the strided views once, not in every block
         q, k, v = (q / math.sqrt(q.size(-1))).contiguous(), k.contiguous(), v.contiguous()
         y = torch.empty_like(q)
@@ -63,7 +65,7 @@ class Rows(torch.autograd.Function):
         with torch.autocast(q.device.type, enabled=False):  # it would widen the softmax, which is fp32 inside anyway
             for start, end, seen in blocks(q.size(-2), k.size(-2)):
                 scores = q[..., start:end, :] @ k[..., :seen, :].transpose(-2, -1)  # (B, H, block, seen)
-                # the block's last keys, as many as it has queries, are the only ones that some of its queries may not see
+                # of the keys, only the block's last ones, as many as its queries, are hidden from some of them
                 scores[..., start - end :].masked_fill_(~causal_mask(end - start, end - start, q.device), float("-inf"))
                 kept.append(torch.softmax(scores, dim=-1))
                 y[..., start:end, :] = kept[-1] @ v[..., :seen, :]
@@ -71,7 +73,7 @@ class Rows(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v, y, *kept = ctx.saved_tensors
         dy = dy.contiguous()
         wide = torch.promote_types(q.dtype, torch.float32)

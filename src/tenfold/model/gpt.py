@@ -1,10 +1,11 @@
 """GPT-2 as one plain model file, by the names of its released checkpoint.
 
-B rows, T tokens a row, C width, H heads, D = C / H size of a head, V vocabulary. How it is executed (precision, kernels,
-compilation, parallelism) is decided by whoever prepares the model; what it computes is decided here alone.
+B rows, T tokens a row, C width, H heads, D = C / H size of a head, V vocabulary. How it is executed (precision,
+kernels, compilation, parallelism) is decided by whoever prepares the model; what it computes is decided here alone.
 """
 
 import math
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -85,11 +86,17 @@ class GPT(nn.Module):
         self.wpe = nn.Embedding(config.context, config.width)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.ln_f = LayerNorm(config.width, config.bias)
-        self.loss = head.plain
+        self.loss: head.Loss = head.plain
+
+    @property
+    def blocks(self) -> Iterator[Block]:
+        """The transformer blocks, first to last."""
+        return iter(self.h)  # type: ignore[arg-type]
 
     @torch.no_grad()
     def initialise(self, seed: int) -> "GPT":
-        """GPT-2's initial weights, the same for a seed whatever the padding of the vocabulary and the number of threads.
+        """GPT-2's initial weights, the same for a seed whatever the padding of the vocabulary and the number of
+        threads.
 
         Normal with standard deviation 0.02; the two projections into the residual stream of each block by
         1 / sqrt(2 * layers) of that (Radford et al. 2019, section 2.3); biases zero; rows of padding zero.
@@ -114,7 +121,7 @@ class GPT(nn.Module):
         start = cache.length if cache is not None else 0
         positions = torch.arange(start, start + x.size(1), device=x.device)
         h = self.wte(x) + self.wpe(positions)  # (B, T, C)
-        for block in self.h:
+        for block in self.blocks:
             h = block(h, cache)
         if cache is not None:
             cache.length += x.size(1)

@@ -1,6 +1,8 @@
-"""The language-model head and its loss: the widest product of the model, kept in one place because it is also the slowest."""
+"""The language-model head and its loss: the widest product of the model, kept in one place because it is also the
+slowest."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,7 +21,8 @@ def logits(x: Tensor, weight: Tensor, vocab: int) -> Tensor:
 
 
 def plain(x: Tensor, weight: Tensor, targets: Tensor, vocab: int) -> Tensor:
-    """Sum of the cross-entropy, in nats, over targets that are not IGNORE, with the logits in memory. x: (B, T, C); targets: (B, T)."""
+    """Sum of the cross-entropy, in nats, over targets that are not IGNORE, with the logits in memory. x: (B, T, C);
+    targets: (B, T)."""
     z = logits(x, weight, vocab).flatten(0, -2).float()
     return F.cross_entropy(z, targets.flatten(), ignore_index=IGNORE, reduction="sum")
 
@@ -30,14 +33,14 @@ def chunked(x: Tensor, weight: Tensor, targets: Tensor, vocab: int) -> Tensor:
     The forward already makes the gradients of a sum: once a chunk's probabilities are there, the gradient of its
     logits is one subtraction away, and nothing needs to be kept or computed again for the backward.
     """
-    return Chunked.apply(x, weight, targets, vocab, torch.is_grad_enabled())  # pyright: ignore[reportReturnType]
+    return Chunked.apply(x, weight, targets, vocab, torch.is_grad_enabled())
 
 
 class Chunked(torch.autograd.Function):
     """See `chunked`. Products run in autocast's dtype, softmax and sums over chunks in at least fp32."""
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, targets: Tensor, vocab: int, grad: bool) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab: int, grad: bool) -> Tensor:
         device = x.device.type
         dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
         ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype)
@@ -50,7 +53,7 @@ class Chunked(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx, scale: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         dx, dweight = ctx.saved_tensors
         return (dx * scale).view(ctx.shape).to(ctx.dtypes[0]), (dweight * scale).to(ctx.dtypes[1]), None, None, None
 

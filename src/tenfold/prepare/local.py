@@ -10,7 +10,6 @@ import contextlib
 import errno
 import json
 import math
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -20,8 +19,8 @@ from typing import Any
 from tenfold.data.shards import FORMAT, MANIFEST, SPLITS, VERSION, ShardWriter, dtype_for, read_manifest
 from tenfold.data.tokenizer import TOKENIZERS, Chars, Tokenizer, from_spec
 from tenfold.errors import ConfigError, DataError
+from tenfold.files import held, write_atomically
 from tenfold.prepare.sources import Source, Survey, documents, find_source, survey, val_chosen
-from tenfold.rundir import write_atomically
 
 JOURNAL = "progress.json"
 IDS_A_BYTE = {"gpt2": 0.3, "bytes": 1.0, "chars": 1.0}  # English has 0.24 for gpt2; to see whether there is room at all
@@ -204,24 +203,12 @@ def _sizes(manifest: dict[str, Any]) -> str:
 
 @contextlib.contextmanager
 def _alone(out: Path) -> Iterator[None]:
-    """Keeps a second process out of a folder, by a lock that ends with the process, however it ends."""
+    """Keeps a second process out of a folder."""
     try:
-        import fcntl
-    except ImportError:  # Windows: two processes at once are not noticed there
-        yield
-        return
-    handle = os.open(out, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with held(out):
+            yield
     except BlockingIOError:
-        os.close(handle)
         raise DataError(f"another process is writing to {out}; wait for it, or choose another folder") from None
-    except OSError:
-        pass  # a file system without locks
-    try:
-        yield
-    finally:
-        os.close(handle)
 
 
 def _finished(out: Path, head: dict[str, Any], overwrite: bool) -> dict[str, Any] | None:

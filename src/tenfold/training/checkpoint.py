@@ -1,9 +1,7 @@
-"""Checkpoints: a folder of safetensors by canonical parameter name plus JSON, whole or absent, never pickled. Saving stops
-training for the copy off the device only; a thread writes."""
+"""Checkpoints: a folder of safetensors by canonical parameter name plus JSON, whole or absent, never pickled. Saving
+stops training for the copy off the device only; a thread writes."""
 
-import hashlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -19,6 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tenfold.errors import CheckpointError
+from tenfold.files import sha256_of, sync
 from tenfold.model.config import ModelConfig
 from tenfold.rundir import FORMAT, read_json
 from tenfold.training.trainer import Trainer
@@ -41,20 +40,20 @@ class Snapshot:
         return sum(t.nbytes for tensors in (self.weights, self.moments) for t in tensors.values())
 
 
-def whole(tensor: Tensor, keep: bool) -> Tensor | None:
-    """A copy in host memory of a tensor that may lie in shards on several processes, for those that keep it."""
-    full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
-    return full.detach().to("cpu", copy=True).contiguous() if keep else None
-
-
 def snapshot(trainer: Trainer) -> Snapshot:
     """Copy the state off the device. Every process takes part; only the lead's has the tensors."""
-    keep = trainer.world.lead
-    weights, moments = {}, {}
+    weights: dict[str, Tensor] = {}
+    moments: dict[str, Tensor] = {}
+
+    def keep(into: dict[str, Tensor], name: str, tensor: Tensor) -> None:
+        full = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if trainer.world.lead:
+            into[name] = full.detach().to("cpu", copy=True).contiguous()
+
     for name, parameter in trainer.module.named_parameters():
-        weights[name] = whole(parameter, keep)
+        keep(weights, name, parameter)
         for key, value in trainer.optimizer.state[parameter].items():
-            moments[f"{key}.{name}"] = whole(value, keep)
+            keep(moments, f"{key}.{name}", value)
     state = {
         "format": FORMAT,
         "position": trainer.position,
@@ -62,27 +61,12 @@ def snapshot(trainer: Trainer) -> Snapshot:
         "model": asdict(trainer.module.config),
         "recipe": asdict(trainer.recipe),
     }
-    return Snapshot(weights if keep else {}, moments if keep else {}, state)
-
-
-def sha256(path: Path) -> str:
-    """Hash of a file, as hexadecimal."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync_to_disk(path: Path) -> None:
-    """Make the system write a file, or a folder's entries, to the disk now."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    return Snapshot(weights, moments, state)
 
 
 def write(folder: Path, saved: Snapshot) -> None:
-    """Write a snapshot as the checkpoint folder `folder`: under a temporary name, synced, renamed. CheckpointError if it
-    does not fit the disk; nothing but whole checkpoints is ever left under a checkpoint's name."""
+    """Write a snapshot as the checkpoint folder `folder`: under a temporary name, synced, renamed. CheckpointError if
+    it does not fit the disk; nothing but whole checkpoints is ever left under a checkpoint's name."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     needed, free = saved.bytes + 2**20, shutil.disk_usage(folder.parent).free
     partial = folder.with_name(f".{folder.name}.partial")
@@ -93,13 +77,13 @@ def write(folder: Path, saved: Snapshot) -> None:
         partial.mkdir()
         save_file(saved.weights, partial / WEIGHTS)
         save_file(saved.moments, partial / MOMENTS)
-        hashes = {name: sha256(partial / name) for name in (WEIGHTS, MOMENTS)}
+        hashes = {name: sha256_of(partial / name) for name in (WEIGHTS, MOMENTS)}
         (partial / STATE).write_text(json.dumps({**saved.state, "sha256": hashes}, indent=2) + "\n")
         for path in (*partial.iterdir(), partial):
-            sync_to_disk(path)
+            sync(path)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
-        sync_to_disk(folder.parent)
+        sync(folder.parent)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -140,7 +124,8 @@ def val_loss(folder: Path) -> float | None:
 
 
 class Saver:
-    """Writes checkpoints in a thread, one at a time, and prunes after each; `failed` gets the reason of a failed one."""
+    """Writes checkpoints in a thread, one at a time, and prunes after each; `failed` gets the reason of a failed
+    one."""
 
     def __init__(self, root: Path, keep: int, keep_every: int, failed: Callable[[CheckpointError], None]) -> None:
         self.root, self.keep, self.keep_every, self.failed = root, keep, keep_every, failed
@@ -184,7 +169,7 @@ def damage(folder: Path) -> str | None:
     try:
         hashes = read_state(folder)["sha256"]
         for name in (WEIGHTS, MOMENTS):
-            if sha256(folder / name) != hashes[name]:
+            if sha256_of(folder / name) != hashes[name]:
                 return f"{name} does not have the SHA-256 that {STATE} states"
     except CheckpointError as error:
         return str(error)

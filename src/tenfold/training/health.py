@@ -1,4 +1,5 @@
-"""Is this run still sound? A loss or norm that is not finite ends it; a validation loss that stopped improving is told."""
+"""Is this run still sound? A loss or norm that is not finite ends it; a validation loss that stopped improving is
+told."""
 
 import math
 
@@ -19,8 +20,8 @@ def check_finite(step: int, loss: float, norm: float, applied: bool, scale: floa
         return
     if not (math.isfinite(loss) and math.isfinite(norm)):
         raise Diverged(
-            f"step {step}: loss {loss}, gradient norm {norm}: not finite, training stopped and nothing of it was saved; "
-            f"begin again with a lower recipe.lr, a longer warm-up or another precision"
+            f"step {step}: loss {loss}, gradient norm {norm}: not finite, training stopped and nothing of it was "
+            f"saved; begin again with a lower recipe.lr, a longer warm-up or another precision"
         )
 
 
@@ -38,7 +39,7 @@ class Validation:
             self.since += 1
         if self.patience and self.since and self.since % self.patience == 0:
             return (
-                f"validation loss has not improved for {self.since} evaluations: {loss:.4f} now, {self.best:.4f} at step "
-                f"{self.at}: the model is learning its training data by heart; the best checkpoint is kept"
+                f"validation loss has not improved for {self.since} evaluations: {loss:.4f} now, {self.best:.4f} at "
+                f"step {self.at}: the model is learning its training data by heart; the best checkpoint is kept"
             )
         return None

@@ -1,5 +1,5 @@
-"""The loop around the step: it decides what is due, reads the figures of a step while the next one runs, and ends at one
-position that all processes agree on. What is done at a cadence is handed in, as a table."""
+"""The loop around the step: it decides what is due, reads the figures of a step while the next one runs, and ends at
+one position that all processes agree on. What is done at a cadence is handed in, as a table."""
 
 import resource
 import sys
@@ -29,8 +29,8 @@ def loop(
     stop: int | None = None,
     signal: Callable[[], int] = lambda: 0,
 ) -> int:
-    """Train until the recipe's last step, `stop`, or `signal()` is not 0 on any process; returns DONE, STOPPED, EARLY or
-    the signal's value. Diverged is raised at most one step after a loss or norm that is not finite."""
+    """Train until the recipe's last step, `stop`, or `signal()` is not 0 on any process; returns DONE, STOPPED, EARLY
+    or the signal's value. Diverged is raised at most one step after a loss or norm that is not finite."""
     meter, health = Meter(trainer, cadence, report), Validation(cadence.patience)
     last = trainer.recipe.steps if stop is None else min(stop, trainer.recipe.steps)
     early = 0
@@ -65,7 +65,8 @@ def is_due(cadence: Cadence, name: str, at: int, ending: int) -> bool:
 
 
 class Meter:
-    """Reads each step's figures one step late, so that the device is never waited for, checks them and logs those due."""
+    """Reads each step's figures one step late, so that the device is never waited for, checks them and logs those
+    due."""
 
     def __init__(self, trainer: Trainer, cadence: Cadence, report: Report) -> None:
         self.trainer, self.cadence, self.report = trainer, cadence, report
@@ -107,7 +108,7 @@ class Meter:
         check_finite(at, loss, norm, step.applied, trainer.scale.value)
         if not self.cadence.log or (at % self.cadence.log and step.applied):
             return
-        record = {
+        record: Record = {
             "step": at,
             "loss": loss,
             "lr": lr_at(trainer.recipe, at),

@@ -1,9 +1,11 @@
 """Precision as a table row: what autocast computes in, how fp32 products are done, whether the loss is scaled."""
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +13,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Precision:
-    """`dtype` of autocast (None: no autocast), torch's name for its fp32 products, and whether small gradients need a scale."""
+    """`dtype` of autocast (None: no autocast), torch's name for its fp32 products, and whether small gradients need a
+    scale."""
 
     dtype: torch.dtype | None = None
     products: str = "highest"
@@ -26,8 +29,9 @@ PRECISIONS = {
 }
 
 
-def autocast(name: str, device: torch.device) -> "partial[AbstractContextManager]":
-    """A function that gives the context in which the forward pass runs; sets how fp32 products are done in this process."""
+def autocast(name: str, device: torch.device) -> Callable[[], AbstractContextManager[Any]]:
+    """A function that gives the context in which the forward pass runs; sets how fp32 products are done in this
+    process."""
     row = PRECISIONS[name]
     torch.set_float32_matmul_precision(row.products)
     if row.dtype is None:

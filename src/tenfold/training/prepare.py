@@ -1,18 +1,20 @@
-"""Carries out a Speed on a model, once, in the one order that is right: kernels, recomputation, compilation, sharding."""
+"""Carries out a Speed on a model, once, in the one order that is right: kernels, recomputation, compilation,
+sharding."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from tenfold.model.attention import KERNELS
-from tenfold.model.gpt import GPT
+from tenfold.model.cache import Cache
+from tenfold.model.gpt import GPT, Block
 from tenfold.model.head import LOSSES
 from tenfold.training.speed import Speed
 from tenfold.world import World
@@ -20,16 +22,16 @@ from tenfold.world import World
 Sync = Callable[[bool], None]  # sync(last): whether the coming forward and backward reduce gradients over processes
 
 
-def recomputed(block: nn.Module) -> None:
+def recomputed(block: Block) -> None:
     """Make the block's backward pass compute its forward pass again, instead of keeping what it made."""
     plain = block.forward
 
-    def forward(x, cache=None):
+    def forward(x: Tensor, cache: Cache | None = None) -> Tensor:
         if cache is not None or not torch.is_grad_enabled():
             return plain(x, cache)
         return checkpoint(plain, x, use_reentrant=False)
 
-    block.forward = forward
+    block.forward = forward  # type: ignore[method-assign]
 
 
 def set_ddp_sync(model: DistributedDataParallel, last: bool) -> None:
@@ -38,7 +40,8 @@ def set_ddp_sync(model: DistributedDataParallel, last: bool) -> None:
 
 
 def eager(speed: Speed) -> Callable[[], AbstractContextManager]:
-    """A function that gives the context in which a compiled model runs uncompiled, so that new lengths compile nothing."""
+    """A function that gives the context in which a compiled model runs uncompiled, so that new lengths compile
+    nothing."""
     return nullcontext if speed.compile == "none" else partial(torch.compiler.set_stance, "force_eager")
 
 
@@ -47,18 +50,18 @@ def prepare(model: GPT, speed: Speed, world: World) -> tuple[nn.Module, Sync]:
     has no `auto` left. Its weights must be the same on every process."""
     model.to(world.device)
     model.loss = LOSSES[speed.loss]
-    for block in model.h:
+    for block in model.blocks:
         block.attn.kernel = KERNELS[speed.attention]
         if speed.recompute == "blocks":
             recomputed(block)
     if speed.compile == "blocks":
-        for block in model.h:
+        for block in model.blocks:
             block.compile()
     if speed.compile == "model":
         model.compile()
     if speed.parallel == "fsdp":
         mesh = init_device_mesh(world.device.type, (world.size,))
-        for block in model.h:
+        for block in model.blocks:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
         assert isinstance(model, FSDPModule)

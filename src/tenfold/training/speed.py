@@ -1,8 +1,8 @@
-"""Speed: how a training is executed. Changing it never changes the training beyond rounding. Here are its fields, what a
-machine supports of them and why not, and what `auto` becomes; `prepare` carries it out. No torch here."""
+"""Speed: how a training is executed. Changing it never changes the training beyond rounding. Here are its fields,
+what a machine supports of them and why not, and what `auto` becomes; `prepare` carries it out. No torch here."""
 
 from dataclasses import dataclass, fields, replace
-from typing import Literal
+from typing import Any, Literal
 
 from tenfold.errors import ConfigError, HardwareError
 from tenfold.hardware import Hardware
@@ -59,7 +59,8 @@ def supported(speed: Speed, hardware: Hardware, processes: int = 1) -> str | Non
 def resolve(
     speed: Speed, model: ModelConfig, recipe: Recipe, hardware: Hardware, processes: int = 1
 ) -> tuple[Speed, str]:
-    """`speed` with every `auto` replaced, and one line saying what was chosen and why; HardwareError for what cannot run.
+    """`speed` with every `auto` replaced, and one line saying what was chosen and why; HardwareError for what cannot
+    run.
 
     Rows a device are only an upper bound here where a GPU's memory decides; `training.fit` finds what really fits.
     """
@@ -69,7 +70,7 @@ def resolve(
     room = max(1, (CPU_TOKENS if hardware.kind == "cpu" else GPU_TOKENS) // recipe.length)
     bf16 = hardware.lacks("bf16")
     fused = hardware.lacks("fused")
-    choices: dict[str, tuple[str | int, str]] = {
+    choices: dict[str, tuple[Any, str]] = {
         "device": (hardware.kind, hardware.name),
         "precision": ("fp32", bf16) if bf16 else ("bf16", "native here"),
         "attention": ("sdpa", "torch picks a fused kernel"),

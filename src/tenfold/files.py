@@ -1,0 +1,88 @@
+"""Files that are whole or absent, their hashes, and folders that one process holds at a time. Standard library only."""
+
+import contextlib
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PATIENCE = 1.0  # seconds; whoever only looks whether a folder is held holds it for a moment
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sync(path: Path) -> None:
+    """Returns once a file's content, or a folder's entries, are safe on the disk."""
+    with contextlib.suppress(PermissionError):  # Windows opens no folders, and needs no help with renames
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Replace a file's content in one step: readers see the old or the new, never a half, also after a power cut."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.replace(path)
+    sync(path.parent)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold a folder against other processes of this machine, by a lock that ends with the process, however it ends.
+
+    Raises BlockingIOError if another one holds it. Where there are no such locks (Windows, some network file systems)
+    nothing is noticed.
+    """
+    handle = None
+    try:
+        import fcntl
+    except ImportError:
+        fcntl = None  # type: ignore[assignment]
+    try:
+        if fcntl is not None:
+            handle = os.open(folder, os.O_RDONLY)
+            end = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > end:
+                        raise
+                    time.sleep(0.05)
+                except OSError:
+                    break
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether another process of this machine holds a folder."""
+    try:
+        import fcntl
+
+        handle = os.open(folder, os.O_RDONLY)
+    except (ImportError, OSError):
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
