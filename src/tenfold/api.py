@@ -232,13 +232,7 @@ def open_or_prepare(run: Run, shown: Display) -> Corpus:
 
     def make(source: Path, out: Path, **options: Any) -> Corpus:
         shown.say(f"preparing {source} as tokens ({run.tokenizer}) in {out}")
-        prepare_text(
-            source,
-            out,
-            run.tokenizer,
-            report=lambda told: shown.say(told) if isinstance(told, str) else None,
-            **options,
-        )
+        prepare_text(source, out, run.tokenizer, report=shown.preparing, **options)
         return open_corpus(out)
 
     if (path / "manifest.json").exists():

@@ -78,12 +78,31 @@ def train(arguments: Sequence[str]) -> int:
         loss = f", validation loss {done.val_loss:.4f}" if done.val_loss is not None else ""
         print(f"{run.name}: {done.step:,} of {run.recipe.steps:,} steps{loss}; everything is in {done.path}")
         print("next:")
-        if done.step < run.recipe.steps:
-            print(f"  tenfold train {run.preset} --name {run.name}    goes on from step {done.step}")
-        print(f"  tenfold sample {run.name} --prompt TEXT    writes what the model makes of a beginning")
-        print("  tenfold runs    lists the runs with their state")
-        print("  tenfold prepare FILE --out data/mine    turns text of your own into tokens to train on")
+        for line, what in following(run, done.step):
+            print(f"  {command()} {line:<{len(run.name) + 34}}  # {what}")
     return done.code
+
+
+def following(run: Run, step: int) -> list[tuple[str, str]]:
+    """Three commands worth trying after a training, with what they do."""
+    return [
+        (f"sample {run.name} --prompt TEXT", "continues a beginning of yours"),
+        (f"train {run.preset} --name {run.name}", f"goes on from step {step:,}")
+        if step < run.recipe.steps
+        else (f"train {run.preset} --name mine --data FILE", "trains on text of your own"),
+        ("runs", "lists the runs with their state"),
+    ]
+
+
+def command() -> str:
+    """How the user can call this program again from the current folder."""
+    import shutil
+    from pathlib import Path
+
+    if shutil.which("tenfold"):
+        return "tenfold"
+    script = Path(sys.argv[0])
+    return os.path.relpath(script) if script.name == "tenfold" else f"{os.path.relpath(sys.executable)} -m tenfold"
 
 
 def value_of(option: str, arguments: Sequence[str]) -> str:
@@ -122,27 +141,35 @@ class PrepareOptions:
     """Tokens a shard."""
     text_field: str = "text"
     """Field of a .jsonl line that has the text."""
+    errors: Literal["strict", "replace"] = "strict"
+    """Whether bytes that are not UTF-8 are refused, or replaced by U+FFFD."""
+    overwrite: bool = False
+    """Replace shards in --out that were made from something else."""
 
 
 def prepare(arguments: Sequence[str]) -> int:
     """turn text into token shards to train on"""
     from pathlib import Path
 
+    from tenfold.console import Terminal
     from tenfold.prepare import prepare_text
 
     options: PrepareOptions = parse(PrepareOptions, arguments, "prepare")
     source = Path(options.source)
     out = Path(options.out) if options.out else Path("data") / source.stem
-    prepare_text(
-        source,
-        out,
-        options.tokenizer,
-        val_fraction=options.val_fraction,
-        shard_tokens=options.shard_tokens,
-        text_field=options.text_field,
-        report=print,
-    )
-    print(f"train on it: tenfold train demo --name {source.stem} --data {out}")
+    with Terminal() as shown:
+        prepare_text(
+            source,
+            out,
+            options.tokenizer,
+            val_fraction=options.val_fraction,
+            shard_tokens=options.shard_tokens,
+            text_field=options.text_field,
+            errors=options.errors,
+            overwrite=options.overwrite,
+            report=shown.preparing,
+        )
+    print(f"train on it: {command()} train demo --name {source.stem} --data {out}")
     return 0
 
 

@@ -18,6 +18,9 @@ class Display(AbstractContextManager, Protocol):
     def say(self, text: str) -> None:
         """One line for the user."""
 
+    def preparing(self, told: str | dict[str, Any]) -> None:
+        """A line, or how far the preparation of text is."""
+
     def begin(self, position: int, steps: int) -> None:
         """Training begins at a position of so many steps."""
 
@@ -38,6 +41,9 @@ class Silent:
         pass
 
     def say(self, text: str) -> None:
+        pass
+
+    def preparing(self, told: str | dict[str, Any]) -> None:
         pass
 
     def begin(self, position: int, steps: int) -> None:
@@ -88,6 +94,7 @@ class Terminal:
             disable=not self.console.is_terminal,
         )
         self.task: TaskID | None = None
+        self.status = self.console.status("")
 
     def __enter__(self) -> Terminal:
         return self
@@ -95,10 +102,27 @@ class Terminal:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self.status.stop()
         self.bar.stop()
 
     def say(self, text: str) -> None:
         self.console.print(escape(text), soft_wrap=True)
+
+    def preparing(self, told: str | dict[str, Any]) -> None:
+        if isinstance(told, str):
+            self.status.stop()
+            self.say(told)
+        elif told["phase"] == "survey":
+            self.tell(f"reading: {told['bytes'] / 1e6:,.0f} MB")
+        elif told["phase"] == "write":
+            share = min(1.0, told["bytes"] / max(1, told["of_bytes"]))
+            self.tell(f"writing: {told['tokens']:,} tokens, about {share:.0%}")
+
+    def tell(self, text: str) -> None:
+        """Show what goes on, on a terminal only."""
+        if self.console.is_terminal:
+            self.status.update(text)
+            self.status.start()
 
     def begin(self, position: int, steps: int) -> None:
         self.task = self.bar.add_task("", total=steps, completed=position, figures="")
