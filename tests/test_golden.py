@@ -4,12 +4,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
-from training import EXACT, losses, trainer
 
+from conftest import ROOT
 from tenfold.data.shards import open_corpus
 from tenfold.prepare import prepare_text
 from tenfold.run import preset
+from training import EXACT, losses, trainer
 
 GOLDEN = [5.57771, 5.49636, 5.3409, 5.15539, 5.01376, 4.89826, 4.83273, 4.76809, 4.72092, 4.6486]
 

@@ -97,7 +97,9 @@ def test_a_query_sees_its_past_and_nothing_else(name: str) -> None:
 @pytest.mark.parametrize("name", LOSSES)
 @pytest.mark.parametrize("padding", [0, 7])
 @pytest.mark.parametrize(("autocast", "tolerance"), [(False, 1e-6), (True, 2e-2)], ids=["fp32", "bf16"])
-def test_every_loss_equals_the_plain_one(name: str, padding: int, autocast: bool, tolerance: float, monkeypatch) -> None:
+def test_every_loss_equals_the_plain_one(
+    name: str, padding: int, autocast: bool, tolerance: float, monkeypatch
+) -> None:
     monkeypatch.setattr(head, "CHUNK", 32)  # several chunks, the last of them short
     monkeypatch.setattr(head, "SLICE", 12)
     vocab, generator = 101, torch.Generator().manual_seed(0)
@@ -143,7 +145,7 @@ def test_a_loss_stays_finite_where_the_right_token_is_hopeless(name: str) -> Non
 
 
 def test_an_untrained_model_knows_nothing() -> None:
-    """ln 50257 = 10.82, plus a little for logits that are not all equal. A wider initialisation or a leak shows here."""
+    """ln 50257 = 10.82, plus a little for unequal logits. A wider initialisation or a leak shows here."""
     config = ModelConfig(layers=2, heads=4, width=256, context=64)
     x, y = draw(config, rows=2, length=64)
     with torch.no_grad():
@@ -171,6 +173,13 @@ def test_padding_changes_neither_weights_nor_training(name: str) -> None:
     assert all(torch.equal(weights[0][key], weights[1][key]) for key in weights[0])
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert losses[0][-1] < losses[0][0] - 0.1
+
+
+def test_initial_weights_have_gpt2s_spread() -> None:
+    """0.02 for all matrices but the two projections into the residual stream, which 2 layers halve."""
+    for name, parameter in GPT(ModelConfig(2, 4, 128, 64, vocab=512, padded_vocab=0)).initialise(0).named_parameters():
+        if parameter.dim() == 2:
+            assert parameter.std().item() == pytest.approx(0.01 if "c_proj" in name else 0.02, rel=0.05)
 
 
 def test_initial_weights_depend_on_the_seed_and_not_on_threads() -> None:

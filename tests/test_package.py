@@ -7,13 +7,16 @@ import venv
 from pathlib import Path
 
 import pytest
+
 from conftest import ROOT, TINY_OPTIONS, words
 
 
 def call(*command: object, cwd: Path, timeout: float = 600) -> str:
     """Output of a command that must succeed."""
     clean = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    done = subprocess.run([str(c) for c in command], cwd=cwd, env=clean, capture_output=True, text=True, timeout=timeout)
+    done = subprocess.run(
+        [str(c) for c in command], cwd=cwd, env=clean, capture_output=True, text=True, timeout=timeout
+    )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
     return done.stdout
 
