@@ -31,9 +31,7 @@ def main() -> None:
             random_corpus(millions * 1_000_000, Path(folder))
             done = subprocess.run([sys.executable, "-c", READ, folder], capture_output=True, text=True, check=True)
         anonymous, mapped = map(float, done.stdout.split())
-        print(
-            f"{millions:4d} M tokens ({2 * millions:5d} MB): anonymous {anonymous:6.1f} MB, mapped files {mapped:7.1f} MB"
-        )
+        print(f"{millions:4d} M tokens: anonymous {anonymous:6.1f} MB, mapped files {mapped:7.1f} MB")
 
 
 if __name__ == "__main__":

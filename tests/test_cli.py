@@ -201,7 +201,7 @@ def test_damaged_shards_are_refused_before_the_first_step(
 ) -> None:
     path = damaged(corpus, tmp_path / "bad", change)
     refused(tenfold("train", "demo", "--data", path, *tiny[2:]), "train_000000.bin", message)
-    assert not (tmp_path / "runs/demo/metrics.jsonl").exists()
+    assert not (tmp_path / "runs/demo").exists()
 
 
 def test_data_that_does_not_fit_the_model_is_refused(tenfold: Tenfold, tiny: list[str], tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def test_there_are_commands() -> None:
 
 def test_make_has_the_targets() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    targets = {t for t in re.findall(r"(?:^|`)make ([a-z-]+)", README, re.M)}
+    targets = set(re.findall(r"(?:^|`)make ([a-z-]+)", README, re.M))
     assert {"demo", "test", "setup", "test-all"} <= targets
     for target in targets:
         assert re.search(rf"^{target}:", makefile, re.M), target

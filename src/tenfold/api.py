@@ -32,7 +32,7 @@ from tenfold.training import checkpoint, fit, loop
 from tenfold.training.health import Diverged
 from tenfold.training.speed import Speed, resolve
 from tenfold.training.trainer import Trainer, trainer_for
-from tenfold.world import World, join
+from tenfold.world import World, join, launched
 
 __all__ = ["Trained", "load", "preset", "train"]
 
@@ -105,7 +105,7 @@ def train(
         if why:
             shown.say(f"auto: {why}" + (f"; {speed.rows} rows a device fit" if run.speed.rows == "auto" else ""))
         shown.begin(trainer.position, run.recipe.steps)
-        work = Work(run, corpus, folder, shown, report)
+        work = Work(run, corpus, folder, shown, report, trainer.position if resumed else -1)
         try:
             ending = loop.loop(trainer, run.cadence, work.table, report, stop_at, lambda: received[0])
         except Diverged as error:
@@ -145,14 +145,15 @@ def build(
 class Work:
     """What is done at each cadence of a run: the loop calls the rows of `table`."""
 
-    def __init__(self, run: Run, corpus: Corpus, folder: Path, shown: Display, report: loop.Report) -> None:
+    def __init__(self, run: Run, corpus: Corpus, folder: Path, shown: Display, report: loop.Report, saved: int) -> None:
         self.run, self.corpus, self.folder, self.shown, self.report = run, corpus, folder, shown, report
         self.table: loop.Table = {"eval": self.validate, "sample": self.sample, "save": self.save}
         self.val_loss: float | None = None
         self.validated = -1
         cadence = run.cadence
         self.saver = checkpoint.Saver(folder / "checkpoints", cadence.keep, cadence.keep_every, self.not_saved)
-        self.step = 0
+        self.saved = saved
+        """Step of the newest checkpoint, or -1."""
 
     def validate(self, trainer: Trainer) -> loop.Record:
         """The validation loss."""
@@ -188,7 +189,9 @@ class Work:
 
     def save(self, trainer: Trainer) -> loop.Record:
         """A checkpoint; the copy is made here, the writing goes on beside the training."""
-        self.step = trainer.position
+        if self.saved == trainer.position:
+            return {}  # a run that goes on ends where it began
+        self.saved = trainer.position
         saved = checkpoint.snapshot(trainer)
         if self.validated == trainer.position:
             saved.state["val_loss"] = self.val_loss
@@ -198,7 +201,7 @@ class Work:
 
     def not_saved(self, error: CheckpointError) -> None:
         """A checkpoint could not be written; training goes on."""
-        self.report({"step": self.step, "event": "not saved", "message": str(error)})
+        self.report({"step": self.saved, "event": "not saved", "message": str(error)})
 
 
 def write_record(folder: Path, shown: Display, record: loop.Record) -> None:
@@ -259,6 +262,8 @@ def signals(shown: Display) -> Iterator[list[int]]:
     received = [0]
 
     def note(number: int, _: Any) -> None:
+        if received[0] and not launched():  # launchers send a signal more than once
+            raise KeyboardInterrupt
         if not received[0]:
             received[0] = SIGNALS[signal.Signals(number)]
             shown.say(f"{signal.Signals(number).name} received: saving, then stopping")

@@ -313,6 +313,8 @@ def main() -> None:
     except TenfoldError as error:
         print(f"tenfold: {error}", file=sys.stderr)
         code = error.code
+    except SystemExit as ending:  # of the argument parser, or because another process failed
+        code = ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 2
     except KeyboardInterrupt:
         code = 130
     except BrokenPipeError:

@@ -114,6 +114,9 @@ def locked(path: Path) -> Iterator[None]:
             yield
     except BlockingIOError:
         raise ConfigError(f"{path} is being trained by another process; wait for it, or give another --name") from None
+    finally:
+        with contextlib.suppress(OSError):
+            path.rmdir()  # nothing came to lie in it
 
 
 def state(path: Path) -> str:

@@ -49,16 +49,20 @@ class World:
 
     @contextmanager
     def lead_first(self) -> Iterator[bool]:
-        """The lead does the block while the others wait, then they do it. If the lead fails, all fail."""
-        failed = 1
+        """The lead does the block while the others wait, then they do it. If it fails on one process, every one ends:
+        that one with its error, the others without a word."""
         if not self.lead and self.most(0):
-            raise SystemExit(2)  # the lead says why
+            raise SystemExit(2)
+        failed, someone = 1, 0
         try:
             yield self.lead
             failed = 0
         finally:
-            if self.lead:
-                self.most(failed)
+            lead_failed = self.lead and self.most(failed)
+            if not lead_failed:
+                someone = self.most(failed)
+        if someone:
+            raise SystemExit(2)
 
 
 def launched() -> bool:

@@ -1,7 +1,6 @@
 """The loop around the step: it decides what is due, reads the figures of a step while the next one runs, and ends at
 one position that all processes agree on. What is done at a cadence is handed in, as a table."""
 
-import resource
 import sys
 import time
 from collections.abc import Callable
@@ -137,4 +136,6 @@ def peak_memory(device: torch.device) -> int:
     """Most memory held so far, in bytes: of the device, or of this process where the device is the CPU."""
     if device.type in ("cuda", "xpu"):
         return torch.get_device_module(device).max_memory_allocated(device)
+    import resource  # not on Windows
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
