@@ -11,7 +11,7 @@ from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 from tenfold.training.speed import Speed, resolve, supported
 
-CPU = Hardware("cpu", "A processor", native_bf16=True, compiler="/usr/bin/g++")
+CPU = Hardware("cpu", "A processor", native_bf16=True, compiler="/usr/bin/g++", libc="glibc")
 H100 = Hardware("cuda", "H100", 8, 80 << 30, (9, 0), native_bf16=True, triton=True)
 A100 = replace(H100, name="A100", capability=(8, 0))
 T4 = replace(H100, name="T4", capability=(7, 5), native_bf16=False)
@@ -63,12 +63,20 @@ def test_bf16_only_where_it_is_native(hardware: Hardware, precision: str) -> Non
         (MI300, {"precision": "tf32"}, "tf32 needs an NVIDIA GPU"),
         (replace(CPU, compiler=None), {"compile": "blocks"}, r"needs a C\+\+ compiler.*use none or auto"),
         (replace(H100, triton=False), {"compile": "model"}, "needs Triton"),
+        (H100, {"memory": "kept"}, "torch keeps a GPU's memory by itself; use returned or auto"),
+        (replace(CPU, libc=""), {"memory": "kept"}, "only glibc can be told so"),
         (P100, {"compile": "model"}, "needs compute capability 7.0 or later; this is P100"),
     ],
 )
 def test_explicit_values_that_cannot_run_are_refused(hardware: Hardware, given: dict, reason: str) -> None:
     with pytest.raises(HardwareError, match=reason):
         auto(hardware, **given)
+
+
+def test_a_cpu_takes_the_loss_in_chunks_where_the_vocabulary_is_wide() -> None:
+    assert auto(CPU).loss == "chunked"
+    assert auto(H100).loss == "plain"
+    assert resolve(Speed(), ModelConfig(vocab=257, padded_vocab=0), Recipe(), CPU)[0].loss == "plain"
 
 
 def test_explicit_values_stay() -> None:

@@ -25,6 +25,7 @@ EXACT = Speed(
     loss="plain",
     compile="none",
     fused="yes",
+    memory="returned",
     recompute="none",
     parallel="none",
     rows=8,

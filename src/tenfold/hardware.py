@@ -9,6 +9,7 @@ from pathlib import Path
 
 from tenfold.errors import ConfigError, HardwareError
 
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
 KINDS = ("cpu", "cuda", "mps", "xpu")
 UNTRIED = {
     "mps": "untested: no Apple GPU was at hand",
@@ -37,15 +38,22 @@ class Hardware:
     hip: bool = False
     compiler: str | None = None
     """Path of a C++ compiler, which torch.compile needs on the CPU."""
+    libc: str = ""
+    """Name of the C library, which gives the CPU's memory."""
     triton: bool = False
     """Whether Triton is installed, which torch.compile needs on GPUs."""
 
     def lacks(self, feature: str) -> str | None:
-        """None if this device has the feature (fp32, tf32, bf16, fp16, compile, fused), else the reason in words."""
+        """None if this device has the feature (a precision, compile, fused, kept), else the reason in words."""
         if feature == "tf32" and not (self.kind == "cuda" and not self.hip and (self.capability or (0, 0)) >= (8, 0)):
             return f"tf32 needs an NVIDIA GPU of compute capability 8.0 or later; this is {self.described}"
         if feature == "bf16" and not self.native_bf16:
             return f"bf16 is not native on {self.described}, only emulated"
+        if feature == "kept":
+            if self.kind != "cpu":
+                return "torch keeps a GPU's memory by itself"
+            if self.libc != "glibc":
+                return "only glibc can be told so"
         if feature == "compile":
             if self.kind == "cpu" and self.compiler is None:
                 return "torch.compile on the CPU needs a C++ compiler (g++ or clang++) and found none"
@@ -113,7 +121,12 @@ def detect(device: str = "auto") -> Hardware:
     kind = device.partition(":")[0]
     compiler = os.environ.get("CXX") or next(filter(None, map(shutil.which, ("g++", "clang++"))), None)
     here = Hardware(
-        kind, cpu_name(), torch=str(torch.__version__), compiler=compiler, triton=find_spec("triton") is not None
+        kind,
+        cpu_name(),
+        torch=str(torch.__version__),
+        compiler=compiler,
+        libc=platform.libc_ver()[0],
+        triton=find_spec("triton") is not None,
     )
     if kind == "cuda":
         card = torch.cuda.get_device_properties(torch.device(device))
@@ -136,3 +149,13 @@ def detect(device: str = "auto") -> Hardware:
         return replace(here, memory_bytes=host_memory())
     bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
     return replace(here, count=cores(), memory_bytes=host_memory(), native_bf16=bf16)
+
+
+def keep_memory() -> None:
+    """Tell glibc to keep what this process frees, for what it asks for next. Otherwise every step's large tensors, some
+    3 GB for GPT-2 124M, go back to the system, which clears and maps them anew. Holds for the process's whole life."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 64 << 20)):
+        libc.mallopt(option, value)

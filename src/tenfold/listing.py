@@ -10,7 +10,7 @@ from rich.table import Table
 from tenfold import rundir
 from tenfold.hardware import UNTRIED, Hardware
 
-FEATURES = ("fp32", "tf32", "bf16", "fp16", "compile", "fused")
+FEATURES = ("fp32", "tf32", "bf16", "fp16", "compile", "fused", "kept")
 
 
 def render(table: Table) -> str:

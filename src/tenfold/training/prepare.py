@@ -12,6 +12,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from tenfold.hardware import keep_memory
 from tenfold.model.attention import KERNELS
 from tenfold.model.cache import Cache
 from tenfold.model.gpt import GPT, Block
@@ -48,6 +49,8 @@ def eager(speed: Speed) -> Callable[[], AbstractContextManager]:
 def prepare(model: GPT, speed: Speed, world: World) -> tuple[nn.Module, Sync]:
     """The module to call in a step, and its `sync`. `model` is changed in place and keeps its parameter names; `speed`
     has no `auto` left. Its weights must be the same on every process."""
+    if speed.memory == "kept":
+        keep_memory()
     model.to(world.device)
     model.loss = LOSSES[speed.loss]
     for block in model.blocks:

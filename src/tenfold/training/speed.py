@@ -10,6 +10,7 @@ from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 
 CPU_TOKENS = 8192  # tokens of a micro-step on a CPU, beyond which larger ones only take memory
+WIDE = 8192  # rows of an embedding from which the loss in chunks is faster on a CPU
 GPU_TOKENS = 65536  # where the search for the rows that fit begins on a GPU
 
 
@@ -21,14 +22,16 @@ class Speed:
     """auto, cpu, cuda, cuda:N, mps or xpu (ROCm is cuda; mps, xpu and ROCm are untested)."""
     precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
     """Arithmetic of the matrix products; weights and optimizer moments stay fp32."""
-    attention: Literal["auto", "naive", "sdpa"] = "auto"
+    attention: Literal["auto", "naive", "sdpa", "rows"] = "auto"
     """Attention kernel, by its row in model.attention.KERNELS."""
-    loss: Literal["auto", "plain"] = "auto"
+    loss: Literal["auto", "plain", "chunked"] = "auto"
     """Head and loss, by its row in model.head.LOSSES."""
     compile: Literal["auto", "none", "blocks", "model"] = "auto"
     """What torch.compile compiles."""
     fused: Literal["auto", "yes", "no"] = "auto"
     """Whether the optimizer updates all weights in one kernel."""
+    memory: Literal["auto", "returned", "kept"] = "auto"
+    """Whether memory that a step frees stays with the process, for the next step, or goes back to the system."""
     recompute: Literal["auto", "none", "blocks"] = "auto"
     """Whether the backward pass recomputes blocks instead of keeping their activations."""
     parallel: Literal["auto", "none", "ddp", "fsdp"] = "auto"
@@ -49,6 +52,8 @@ def supported(speed: Speed, hardware: Hardware, processes: int = 1) -> str | Non
         return f"speed.compile {speed.compile}: {reason}; use none or auto"
     if speed.fused == "yes" and (reason := hardware.lacks("fused")):
         return f"speed.fused yes: {reason}; use no or auto"
+    if speed.memory == "kept" and (reason := hardware.lacks("kept")):
+        return f"speed.memory kept: {reason}; use returned or auto"
     if speed.parallel == "none" and processes > 1:
         return f"speed.parallel none: {processes} processes were started; use ddp, fsdp or auto, or start one process"
     if speed.parallel == "fsdp" and hardware.kind == "mps":
@@ -70,13 +75,16 @@ def resolve(
     room = max(1, (CPU_TOKENS if hardware.kind == "cpu" else GPU_TOKENS) // recipe.length)
     bf16 = hardware.lacks("bf16")
     fused = hardware.lacks("fused")
+    kept = hardware.lacks("kept")
+    wide = hardware.kind == "cpu" and model.rows >= WIDE
     choices: dict[str, tuple[Any, str]] = {
         "device": (hardware.kind, hardware.name),
         "precision": ("fp32", bf16) if bf16 else ("bf16", "native here"),
         "attention": ("sdpa", "torch picks a fused kernel"),
-        "loss": ("plain", ""),
+        "loss": ("chunked", "a wide vocabulary on a CPU") if wide else ("plain", ""),
         "compile": ("none", "costs a long first step"),
         "fused": ("no", fused) if fused else ("yes", ""),
+        "memory": ("returned", kept) if kept else ("kept", "for the next step"),
         "recompute": ("none", ""),
         "parallel": ("ddp", f"{processes} processes") if processes > 1 else ("none", "one process"),
         "rows": (min(share, room), "of the largest micro-step tried"),
