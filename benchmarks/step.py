@@ -11,7 +11,6 @@ from dataclasses import replace
 from alternate import Step, alternate
 from common import random_corpus, trainer
 from plain import plain_step
-
 from tenfold.run import preset
 from tenfold.training.speed import Speed
 

@@ -67,14 +67,14 @@ class Run:
 
 
 def demo() -> Run:
-    """A small model on the source of Python's standard library, as bytes: two minutes on two cores."""
+    """A small model on the source of Python's standard library, as bytes: under two minutes on two cores."""
     return Run(
         preset="demo",
         model=ModelConfig(layers=4, heads=4, width=128, context=128, vocab=0, padded_vocab=0, bias=False),
-        recipe=Recipe(rows=16, length=128, steps=1200, lr=2e-3, lr_end=2e-4, warmup=50, beta2=0.99),
+        recipe=Recipe(rows=16, length=128, steps=800, lr=2e-3, lr_end=2e-4, warmup=50, beta2=0.99),
         speed=Speed(precision="fp32", compile="none"),
         cadence=Cadence(
-            log=10, eval=300, sample=300, save=600, eval_rows=256, prompt="def ", samples=1, sample_tokens=300
+            log=10, eval=200, sample=400, save=400, eval_rows=256, prompt="def ", samples=1, sample_tokens=300
         ),
         data="data/demo",
         tokenizer="bytes",
