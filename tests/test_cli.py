@@ -55,9 +55,14 @@ def test_train_resume_sample_and_list(tenfold: Tenfold, tiny: list[str], tmp_pat
     assert a == b
     listed = tenfold("runs").stdout
     assert re.search(r"one +demo +done +20 / 20", listed), listed
+    refused(tenfold("train", "demo", "--name", "one", "--recipe.steps", 30), "recipe.steps was 20, given 30", "--allow")
+    longer = tenfold("train", "demo", "--name", "one", "--recipe.steps", 30, "--allow", "recipe.steps")
+    assert longer.returncode == 0
+    assert "recipe.steps changed from 20 to 30" in longer.stderr
+    assert "30 of 30 steps" in longer.stdout
     third = tenfold("train", "demo", "--name", "one")
     assert third.returncode == 0
-    assert "20 of 20 steps" in third.stdout
+    assert "30 of 30 steps" in third.stdout
 
 
 def test_prepare_train_and_sample_own_text(tenfold: Tenfold, tmp_path: Path) -> None:

@@ -49,17 +49,47 @@ def test_one_process_may_use_ddp_and_fsdp(corpus: Corpus) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_seven_processes_train_exactly_the_rows(corpus: Corpus, tmp_path: Path, tenfold) -> None:
+def test_seven_processes_train_exactly_the_rows(corpus: Corpus, tmp_path: Path, tenfold: Tenfold) -> None:
     """7 processes and 8 rows: two processes would have a second row, six of those slots are fillers."""
-    from conftest import TINY_OPTIONS
-
     options = ["--data", corpus.path, *TINY_OPTIONS, "--speed.precision", "fp32", "--recipe.steps", 4]
     seven = tenfold("train", "demo", "--name", "seven", *options, processes=7, timeout=180)
     assert seven.returncode == 0, seven.stderr[-3000:]
     one = tenfold("train", "demo", "--name", "one", *options)
     assert one.returncode == 0, one.stderr[-3000:]
-    from tenfold.rundir import read_metrics
-
     a, b = ([r["loss"] for r in read_metrics(tmp_path / "runs" / name) if "loss" in r] for name in ("seven", "one"))
     assert len(a) == 4
     assert a == pytest.approx(b, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_compiled_on_two_processes_samples_and_saves_plain_names(
+    corpus: Corpus, tmp_path: Path, tenfold: Tenfold, parallel: str
+) -> None:
+    """Compiled, wrapped, validated and sampled on two processes: one process's losses, and weights by their own names."""
+    options = ["--data", corpus.path, *TINY_OPTIONS, "--speed.precision", "fp32", "--cadence.sample", 10]
+    wrapped = [
+        "--speed.compile",
+        "blocks",
+        "--speed.parallel",
+        parallel,
+        "--speed.rows",
+        2,
+        "--speed.attention",
+        "rows",
+    ]
+    two = tenfold(
+        "train", "demo", "--name", "two", *options, *wrapped, "--speed.loss", "chunked", processes=2, timeout=360
+    )
+    assert two.returncode == 0, two.stderr[-3000:]
+    assert tenfold("train", "demo", "--name", "one", *options).returncode == 0
+    runs = [tmp_path / "runs" / name for name in ("two", "one")]
+    for key in ("loss", "val_loss"):
+        a, b = ([r[key] for r in read_metrics(path) if key in r] for path in runs)
+        assert a == pytest.approx(b, rel=1e-5)
+    a, b = (load_file(path / "checkpoints/step-000020/model.safetensors") for path in runs)
+    assert a.keys() == b.keys() == GPT(ModelConfig(2, 2, 32, 32, 257, 0, False)).state_dict().keys()
+    assert (runs[0] / "samples/step-000020.txt").read_text() == (runs[1] / "samples/step-000020.txt").read_text()
+    done = tenfold("sample", "two", "--tokens", 5)
+    assert done.returncode == 0

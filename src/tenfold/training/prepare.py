@@ -61,6 +61,8 @@ def prepare(model: GPT, speed: Speed, world: World) -> tuple[nn.Module, Sync]:
         for block in model.blocks:
             block.compile()
     if speed.compile == "model":
+        if speed.loss == "chunked":  # its loops would be unrolled: minutes of compilation for nothing
+            model.loss = torch.compiler.disable(model.loss)
         model.compile()
     if speed.parallel == "fsdp":
         mesh = init_device_mesh(world.device.type, (world.size,))
