@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
-from conftest import ROOT, environment, torchrun
+from conftest import ROOT, TINY_OPTIONS, Tenfold, environment, torchrun
 from tenfold.data.shards import Corpus
+from tenfold.model.config import ModelConfig
+from tenfold.model.gpt import GPT
+from tenfold.rundir import read_metrics
 from training import case, gradient
 
 STEPS = 20
@@ -67,7 +71,7 @@ def test_seven_processes_train_exactly_the_rows(corpus: Corpus, tmp_path: Path, 
 def test_compiled_on_two_processes_samples_and_saves_plain_names(
     corpus: Corpus, tmp_path: Path, tenfold: Tenfold, parallel: str
 ) -> None:
-    """Compiled, wrapped, validated and sampled on two processes: one process's losses, and weights by their own names."""
+    """Compiled, wrapped, validated and sampled on two processes: the losses of one, and weights by their own names."""
     options = ["--data", corpus.path, *TINY_OPTIONS, "--speed.precision", "fp32", "--cadence.sample", 10]
     wrapped = [
         "--speed.compile",
