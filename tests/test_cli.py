@@ -15,7 +15,9 @@ import pytest
 from conftest import TINY_OPTIONS, Tenfold, environment, torchrun, words
 from tenfold import rundir
 from tenfold.data.shards import HEADER, Corpus, open_corpus
+from tenfold.errors import CheckpointError
 from tenfold.prepare import prepare_text
+from tenfold.run import from_dict
 from tenfold.training import checkpoint
 
 pytestmark = pytest.mark.timeout(240)
@@ -70,7 +72,7 @@ def test_prepare_train_and_sample_own_text(tenfold: Tenfold, tmp_path: Path) -> 
     done = tenfold("prepare", "mine.txt", "--tokenizer", "chars", "--out", "data/mine")
     assert done.returncode == 0, done.stderr
     again = tenfold("prepare", "mine.txt", "--tokenizer", "chars", "--out", "data/mine")
-    assert "complete already" in again.stdout
+    assert "complete already" in again.stderr
     options = [*TINY_OPTIONS, "--stop-at", 5, "--speed.precision", "fp32"]
     done = tenfold("train", "shakespeare-char", "--name", "mine", "--data", "data/mine", *options)
     assert done.returncode == 0, done.stderr
@@ -97,7 +99,12 @@ def test_prepare_train_and_sample_own_text(tenfold: Tenfold, tmp_path: Path) -> 
         (["train", "demo", "--speed.device", "gpu"], ["speed.device is 'gpu'", "cpu, cuda"]),
         (["train", "demo", "--speed.device", "mps"], ["speed.device 'mps' is not here", "sees cpu"]),
         (["sample", "nothing"], ["no run 'nothing'", "runs/ has no run yet"]),
-        (["sample", "nothing", "--temperature", "-1"], ["--temperature -1"]),
+        (["sample", "nothing", "--temperature", "-1"], ["temperature is -1"]),
+        (["sample", "nothing", "--seed", "99999999999999999999"], ["seed is 99999999999999999999"]),
+        (["train", "demo", "--recipe.seed", "99999999999999999999"], ["recipe.seed is 99999999999999999999"]),
+        (["train", "demo", "--name", "x" * 300], ["cannot name a run"]),
+        (["train", "demo", "--name", "x", "--allow", "recipe.lr", "--data", "nowhere"], ["no data at nowhere"]),
+        (["runs", "nowhere"], ["nowhere is no folder"]),
         (["prepare", "nothing.txt"], ["nothing.txt"]),
     ],
 )
@@ -303,8 +310,53 @@ def test_a_run_whose_file_is_damaged_is_told(tenfold: Tenfold, tiny: list[str], 
     refused(tenfold("train", "demo", *tiny), "runs/demo/run.json is damaged")
     (tmp_path / "runs/demo/run.json").write_text('{"format": 9}')
     refused(tenfold("train", "demo", *tiny), "format 9", "update tenfold")
-    (tmp_path / "runs/demo/run.json").write_text('{"format": 1, "model": {"depth": 3}}')
-    refused(tenfold("train", "demo", *tiny), "unknown model fields depth")
+    for content, message in (
+        ('"model": {"depth": 3}', "unknown model fields depth"),
+        ('"recipe": []', "no fields for recipe"),
+        ('"recipe": {"rows": "x"}', "recipe.rows 'x', which it cannot be"),
+        ('"recipe": {"rows": 8.5}', "recipe.rows 8.5"),
+        ('"recipe": {"optimizer": "sgd"}', "recipe.optimizer 'sgd'"),
+        ('"speed": {"rows": "5"}', "speed.rows '5'"),
+        ('"data": 5', "data 5"),
+    ):
+        (tmp_path / "runs/demo/run.json").write_text(f'{{"format": 1, {content}}}')
+        with pytest.raises(CheckpointError, match=re.escape(message)):
+            from_dict(rundir.read_run(tmp_path / "runs/demo"), "run.json")
+    refused(tenfold("train", "demo", *tiny), message)
+    assert message in tenfold("runs").stdout
+
+
+@pytest.mark.parametrize("way", ["runs", "runs/demo", "runs/demo/metrics.jsonl/", "runs/demo/checkpoints"])
+def test_something_in_the_way_is_told_in_one_line(tenfold: Tenfold, tiny: list[str], tmp_path: Path, way: str) -> None:
+    path = tmp_path / way
+    if way.endswith("/"):
+        path.mkdir(parents=True)
+    else:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("in the way")
+    done = tenfold("train", "demo", *tiny, "--stop-at", 2)
+    refused(done)
+    assert way.rstrip("/") in done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_processes_that_see_different_checkpoints_do_not_train(tiny: list[str], tmp_path: Path) -> None:
+    """Two processes in folders of their own, as on two machines that do not share runs/."""
+    one = subprocess.run(
+        [sys.executable, "-m", "tenfold", "train", "demo", *tiny, "--stop-at", "5"],
+        cwd=tmp_path, env=environment(), capture_output=True, timeout=100,
+    )  # fmt: skip
+    assert one.returncode == 0
+    (tmp_path / "elsewhere").mkdir()
+    script = tmp_path / "start.py"
+    script.write_text(
+        "import os, sys\nif os.environ['RANK'] == '1': os.chdir('elsewhere')\nfrom tenfold.cli import main\nmain()"
+    )
+    command = [*torchrun(2), str(script), "train", "demo", *tiny, "--stop-at", "8"]
+    two = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=150)
+    assert two.returncode != 0
+    assert "the processes do not agree on the run and its newest checkpoint" in two.stderr
+    assert list(checkpoint.saved_steps(tmp_path / "runs/demo/checkpoints")) == [5]
 
 
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:

@@ -7,15 +7,16 @@ import tenfold
 
 SOURCE = Path(tenfold.__file__).parent
 FLOORS = [
-    {"errors", "files", "world", "hardware", "rundir"},
+    {"errors", "files", "world", "hardware", "environment", "rundir"},
     {"model", "data", "recipe"},
     {"training", "run"},
     {"evaluate", "generate", "prepare"},
-    {"cli", "api", "console", "listing", "__main__", "__init__"},
+    {"cli", "api", "work", "datasets", "console", "listing", "__main__", "__init__"},
 ]
 BESIDE = {  # room -> rooms on its own floor that it may import
     "hardware": {"errors"},
-    "files": {"errors"},
+    "world": {"errors"},
+    "environment": {"hardware"},
     "rundir": {"errors", "files"},
     "data": {"model"},  # IGNORE, the target of a filler row
     "training": {"run"},  # the cadence
@@ -23,7 +24,9 @@ BESIDE = {  # room -> rooms on its own floor that it may import
     "__main__": {"cli"},
     "__init__": {"api", "run"},
     "cli": {"api", "console", "listing"},
-    "api": {"console"},
+    "api": {"console", "datasets", "work"},
+    "datasets": {"console"},
+    "work": {"console"},
 }
 GROUND_MAY = {"torch"}
 TORCH_FREE = {"errors", "files", "rundir", "recipe", "run", "model.config", "training.speed", "cli", "data.shards"}

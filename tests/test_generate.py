@@ -99,12 +99,13 @@ def test_pick_draws_by_probability() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"temperature": -1}, "--temperature -1"),
-        ({"temperature": float("nan")}, "--temperature nan"),
-        ({"top_k": -1}, "--top-k -1"),
-        ({"top_p": 0.0}, "--top-p 0.0"),
-        ({"top_p": 1.5}, "--top-p 1.5"),
-        ({"tokens": 0}, "--tokens 0"),
+        ({"temperature": -1}, "temperature is -1"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_k": -1}, "top_k is -1"),
+        ({"top_p": 0.0}, "top_p is 0.0"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"seed": 2**70}, "seed is"),
+        ({"tokens": 0}, "tokens is 0"),
     ],
 )
 def test_options_that_cannot_be_are_refused(options: dict, message: str) -> None:

@@ -211,13 +211,87 @@ def test_a_damaged_newest_checkpoint_is_passed_over_aloud(run: Run, damage: str)
         (newest / "optimizer.safetensors").unlink()
     else:
         (newest / "state.json").write_text('{"format": 1, "posi')
-    with pytest.raises(CheckpointError, match=r"step-000012 is damaged.*use another one: 5, 10, 12"):
-        tenfold.load(done.path)
-    assert tenfold.load(done.path, step=10).step == 10
+    with pytest.raises(CheckpointError, match=r"step-000012 is damaged.*others are --step 5, --step 10"):
+        tenfold.load(done.path, step=12)
+    assert tenfold.load(done.path).step == 10  # said aloud, on standard error
     told = Recorder()
     train(run, stop_at=13, display=told)
     assert any("step-000012 is damaged" in line and "the one before is used" in line for line in told.lines)
     assert any("steps 10 to 20" in line for line in told.lines)
+
+
+def test_damaged_checkpoints_never_displace_good_ones(run: Run) -> None:
+    """With one kept and the newest damaged, going on to an earlier step keeps that step."""
+    done = train(run)
+    root = done.path / "checkpoints"
+    (root / "step-000020" / "model.safetensors").write_bytes(b"nothing")
+    (root / "step-000099").mkdir()
+    part = train(replace(run, cadence=replace(run.cadence, keep=1, eval=0)), stop_at=17)
+    assert part.step == 17
+    assert 17 in checkpoint.saved_steps(root)
+    assert tenfold.load(done.path).step == 17
+    assert {path.name for path in root.glob("*.damaged")} == {"step-000020.damaged", "step-000099.damaged"}
+
+
+def test_an_untrained_model_far_from_chance_stops(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = GPT.initialise
+
+    def unit_variance(self: GPT, seed: int) -> GPT:
+        plain(self, seed)
+        torch.nn.init.normal_(self.wte.weight)
+        return self
+
+    monkeypatch.setattr(GPT, "initialise", unit_variance)
+    with pytest.raises(
+        TenfoldError, match=r"the first loss is \d+\.\d\d, where chance gives 5\.55: the initialisation"
+    ):
+        train(run)
+
+
+def test_a_prompt_that_cannot_be_encoded_is_told_not_fatal(run: Run, tmp_path: Path) -> None:
+    text = tmp_path / "few.txt"
+    text.write_text("abc " * 500)
+    told = Recorder()
+    given = replace(run, data=str(text), tokenizer="chars", model=replace(TINY, vocab=0, padded_vocab=0))
+    given = replace(given, cadence=replace(given.cadence, sample=10, prompt="xyz", sample_tokens=5))
+    done = train(given, stop_at=3, display=told)
+    assert done.step == 3
+    assert any("no sample: the character 'x'" in r.get("message", "") for r in told.records)
+    assert tenfold.load("tiny").generate(tokens=5)  # begins at end-of-text then
+    text.unlink()  # what was prepared from it is what the run goes on with
+    assert train(replace(given, data=rundir.read_run(done.path)["data"]), stop_at=5).step == 5
+
+
+def test_ids_beyond_the_tokenizer_are_never_drawn(run: Run, tmp_path: Path) -> None:
+    """A model with a wider vocabulary than its data's tokenizer has."""
+    text = tmp_path / "few.txt"
+    text.write_text("abc\n" * 500)
+    given = replace(
+        run, data=str(text), tokenizer="chars", cadence=replace(run.cadence, sample=1, sample_tokens=300, samples=1)
+    )
+    done = train(given, stop_at=1)
+    assert set((done.path / "samples" / "step-000000.txt").read_text()) <= set("abc\n")
+
+
+def test_fewer_steps_than_were_done_are_refused(run: Run) -> None:
+    train(run, stop_at=10)
+    with pytest.raises(ConfigError, match=r"recipe\.steps is 5, but tiny is at step 10"):
+        train(replace(run, recipe=replace(run.recipe, steps=5)), allow=("recipe.steps",))
+
+
+def test_a_second_sigterm_changes_nothing_and_a_second_ctrl_c_leaves() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        with api.signals(Recorder()) as received:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert received == [75]
+        os.kill(os.getpid(), signal.SIGTERM)  # while the process ends, too
+        with pytest.raises(KeyboardInterrupt), api.signals(Recorder()):  # noqa: PT012
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def test_a_checkpoint_of_another_model_is_refused(run: Run) -> None:

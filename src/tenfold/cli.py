@@ -1,6 +1,7 @@
 """The command line: each verb parses, calls and prints. torch is imported by the verbs that need it, not by --help."""
 
 import os
+import shlex
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any, Literal
 
 import tyro
 
-from tenfold.errors import ConfigError, TenfoldError, did_you_mean
+from tenfold.errors import CheckpointError, ConfigError, TenfoldError, did_you_mean
 from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 from tenfold.run import PRESETS, Cadence, Run, preset
@@ -26,7 +27,7 @@ class TrainOptions:
     values."""
 
     data: str = ""
-    """Folder of token shards, or a text file to prepare first."""
+    """Folder of token shards, or a text or .jsonl file to prepare first."""
     name: str = ""
     """Name of the run's folder in runs/; empty for the preset's."""
     tokenizer: Literal["bytes", "chars", "gpt2"] = "gpt2"
@@ -101,18 +102,20 @@ def command() -> str:
 
     if shutil.which("tenfold"):
         return "tenfold"
-    script = Path(sys.argv[0])
-    return os.path.relpath(script) if script.name == "tenfold" else f"{os.path.relpath(sys.executable)} -m tenfold"
+    script = sys.argv[0] if Path(sys.argv[0]).name == "tenfold" else sys.executable
+    shortest = min(os.path.abspath(script), os.path.relpath(script), key=len)  # noqa: PTH100: links stay
+    return shortest if script == sys.argv[0] else f"{shortest} -m tenfold"
 
 
 def value_of(option: str, arguments: Sequence[str]) -> str:
     """What an option is given on the command line, before it is parsed properly."""
+    value = ""  # the last one counts, as for the parser
     for i, argument in enumerate(arguments):
         if argument == option and i + 1 < len(arguments):
-            return arguments[i + 1]
+            value = arguments[i + 1]
         if argument.startswith(option + "="):
-            return argument.partition("=")[2]
-    return ""
+            value = argument.partition("=")[2]
+    return value
 
 
 def saved_run(name: str) -> Run | None:
@@ -121,7 +124,7 @@ def saved_run(name: str) -> Run | None:
     from tenfold.run import from_dict
 
     folder = rundir.folder_of(name)
-    return from_dict(rundir.read_run(folder), f"{folder}/run.json") if (folder / "run.json").is_file() else None
+    return from_dict(rundir.read_run(folder), f"{folder}/run.json") if (folder / "run.json").exists() else None
 
 
 @dataclass(frozen=True)
@@ -156,7 +159,8 @@ def prepare(arguments: Sequence[str]) -> int:
 
     options: PrepareOptions = parse(PrepareOptions, arguments, "prepare")
     source = Path(options.source)
-    out = Path(options.out) if options.out else Path("data") / source.stem
+    whole = source.resolve()
+    out = Path(options.out) if options.out else Path("data") / (whole.name if whole.is_dir() else whole.stem)
     with Terminal() as shown:
         prepare_text(
             source,
@@ -169,7 +173,7 @@ def prepare(arguments: Sequence[str]) -> int:
             overwrite=options.overwrite,
             report=shown.preparing,
         )
-    print(f"train on it: {command()} train demo --name {source.stem} --data {out}")
+    print(f"train on it: {command()} train demo --name mine --data {shlex.quote(str(out))}")
     return 0
 
 
@@ -205,13 +209,14 @@ def sample(arguments: Sequence[str]) -> int:
     from tenfold import api
     from tenfold.generate import check_options
 
-    check_options(options.tokens, options.temperature, options.top_k, options.top_p)
+    check_options(options.tokens, options.temperature, options.top_k, options.top_p, options.seed)
     if options.samples < 1:
         raise ConfigError(f"--samples {options.samples}: give at least 1")
     from tenfold.console import printable
 
     model = api.load(options.run, options.step, options.device)
     prompt = model.prompt if options.prompt is None else options.prompt
+    model.tokenizer.encode(prompt)  # before it is printed, if it cannot be
     shown = printable if sys.stdout.isatty() else str  # a file gets exactly what the model wrote
     for i in range(options.samples):
         if i:
@@ -231,7 +236,7 @@ def runs(arguments: Sequence[str]) -> int:
     from tenfold import rundir
     from tenfold.listing import run_table
 
-    def options(folder: Path = rundir.RUNS) -> Path:
+    def options(folder: tyro.conf.Positional[Path] = rundir.RUNS) -> Path:
         """List the runs of a folder with their state.
 
         Args:
@@ -239,7 +244,10 @@ def runs(arguments: Sequence[str]) -> int:
         """
         return folder
 
-    print(run_table(parse(options, arguments, "runs")))
+    folder = parse(options, arguments, "runs")
+    if folder != rundir.RUNS and not folder.is_dir():
+        raise ConfigError(f"{folder} is no folder; give one that holds run folders, or none for {rundir.RUNS}/")
+    print(run_table(folder))
     return 0
 
 
@@ -311,15 +319,26 @@ def main() -> None:
     try:
         code = call(sys.argv[1:])
     except TenfoldError as error:
-        print(f"tenfold: {error}", file=sys.stderr)
         code = error.code
+        complain(str(error), shared=isinstance(error, ConfigError | CheckpointError))
+    except BrokenPipeError:
+        code = 0
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads what is left
+    except OSError as error:
+        code = 2
+        complain(f"{error.filename or 'output'}: {error.strerror}; mend that and run the same command again")
     except SystemExit as ending:  # of the argument parser, or because another process failed
         code = ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 2
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:
-        code = 0
     finish(code)
+
+
+def complain(message: str, shared: bool = False) -> None:
+    """Print an error in one line: from every process of a group, or from the lead only if all have the same."""
+    rank = os.environ.get("RANK", "0")
+    if rank == "0" or not shared:
+        print(f"tenfold: {'' if rank == '0' else f'process {rank}: '}{message}", file=sys.stderr)
 
 
 def finish(code: int) -> None:

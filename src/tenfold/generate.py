@@ -28,16 +28,20 @@ def pick(scores: Tensor, temperature: float, top_k: int, top_p: float, generator
     return int(ids[torch.multinomial(probabilities * kept, 1, generator=generator)])
 
 
-def check_options(tokens: int, temperature: float, top_k: int, top_p: float) -> None:
+def check_options(tokens: int, temperature: float, top_k: int, top_p: float, seed: int = 0) -> None:
     """ConfigError for sampling options that cannot be."""
     if tokens < 1:
-        raise ConfigError(f"--tokens {tokens}: give at least 1")
+        raise ConfigError(f"tokens is {tokens}: give at least 1")
+    if not 0 <= seed < 2**63:
+        raise ConfigError(f"seed is {seed}: give a number from 0 to below 2^63")
     if not 0 <= temperature < float("inf"):
-        raise ConfigError(f"--temperature {temperature}: give 0 (always the most likely token) or more; 1 is unchanged")
+        raise ConfigError(
+            f"temperature is {temperature}: give 0 (always the most likely token) or more; 1 is unchanged"
+        )
     if top_k < 0:
-        raise ConfigError(f"--top-k {top_k}: give 0 (all tokens) or more")
+        raise ConfigError(f"top_k is {top_k}: give 0 (all tokens) or more")
     if not 0 < top_p <= 1:
-        raise ConfigError(f"--top-p {top_p}: give a probability above 0, at most 1")
+        raise ConfigError(f"top_p is {top_p}: give a probability above 0, at most 1")
 
 
 @torch.no_grad()
@@ -50,6 +54,7 @@ def generate(
     top_p: float = 1.0,
     seed: int = 1337,
     stop: int | None = None,
+    vocab: int | None = None,
     cached: bool = True,
 ) -> Iterator[int]:
     """Up to `tokens` ids that follow the prompt (at least one id), ending before `stop`; ids are below the real
@@ -59,7 +64,7 @@ def generate(
     another learned position with each new one, so nothing can be kept and the window is computed anew. Without `cached`
     it always is: the same ids come out.
     """
-    check_options(tokens, temperature, top_k, top_p)
+    check_options(tokens, temperature, top_k, top_p, seed)
     if not prompt:
         raise ConfigError("the prompt is empty; give at least one character")
     device, context = model.wte.weight.device, model.config.context
@@ -67,10 +72,10 @@ def generate(
     ids, cache, new = list(prompt), Cache(), list(prompt)
     for _ in range(tokens):
         if cached and len(ids) <= context:
-            scores = model(torch.tensor([new], device=device), cache=cache)[0, -1]
+            scores = model(torch.tensor([new], device=device), cache=cache, last=True)[0, -1]
         else:
-            scores = model(torch.tensor([ids[-context:]], device=device))[0, -1]
-        new = [pick(scores, temperature, top_k, top_p, generator)]
+            scores = model(torch.tensor([ids[-context:]], device=device), last=True)[0, -1]
+        new = [pick(scores[:vocab], temperature, top_k, top_p, generator)]
         if new[0] == stop:
             return
         ids += new
@@ -96,13 +101,18 @@ class LanguageModel:
         top_k: int = 200,
         top_p: float = 1.0,
         seed: int = 1337,
+        to_the_end: bool = False,
     ) -> Iterator[str]:
         """Pieces of the text that follows the prompt, each of whole characters, until `tokens` tokens or
         end-of-text."""
-        ids = self.tokenizer.encode(self.prompt if prompt is None else prompt).tolist()
+        eot = self.tokenizer.eot
+        ids = self.tokenizer.encode(self.prompt if prompt is None else prompt).tolist() or [eot]
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        for token in generate(self.model, ids, tokens, temperature, top_k, top_p, seed, self.tokenizer.eot):
-            if text := decoder.decode(self.tokenizer.decode_bytes([token])):
+        picking = (temperature, top_k, top_p, seed, None if to_the_end else eot, self.tokenizer.vocab)
+        ended = False
+        for token in generate(self.model, ids, tokens, *picking):
+            ended = ended or token == eot
+            if not ended and (text := decoder.decode(self.tokenizer.decode_bytes([token]))):
                 yield text
         if text := decoder.decode(b"", final=True):
             yield text
@@ -115,6 +125,7 @@ class LanguageModel:
         top_k: int = 200,
         top_p: float = 1.0,
         seed: int = 1337,
+        to_the_end: bool = False,
     ) -> str:
         """The text that follows the prompt; temperature 0 is greedy, top_k 0 and top_p 1 leave all tokens possible."""
-        return "".join(self.stream(prompt, tokens, temperature, top_k, top_p, seed))
+        return "".join(self.stream(prompt, tokens, temperature, top_k, top_p, seed, to_the_end))

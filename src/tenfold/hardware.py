@@ -44,7 +44,7 @@ class Hardware:
     """Whether Triton is installed, which torch.compile needs on GPUs."""
 
     def lacks(self, feature: str) -> str | None:
-        """None if this device has the feature (a precision, compile, fused, kept), else the reason in words."""
+        """None if this device has the feature (a precision, compile, kept), else the reason in words."""
         if feature == "tf32" and not (self.kind == "cuda" and not self.hip and (self.capability or (0, 0)) >= (8, 0)):
             return f"tf32 needs an NVIDIA GPU of compute capability 8.0 or later; this is {self.described}"
         if feature == "bf16" and not self.native_bf16:
@@ -147,7 +147,8 @@ def detect(device: str = "auto") -> Hardware:
         return replace(here, name=intel.name, count=count, memory_bytes=intel.total_memory, native_bf16=True)
     if kind == "mps":
         return replace(here, memory_bytes=host_memory())
-    bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    asked = (getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"))
+    bf16 = any(has() for has in asked if has is not None)
     return replace(here, count=cores(), memory_bytes=host_memory(), native_bf16=bf16)
 
 

@@ -8,9 +8,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tenfold import rundir
+from tenfold.errors import CheckpointError
 from tenfold.hardware import UNTRIED, Hardware
+from tenfold.run import from_dict
 
-FEATURES = ("fp32", "tf32", "bf16", "fp16", "compile", "fused", "kept")
+FEATURES = ("fp32", "tf32", "bf16", "fp16", "compile", "kept")
+NAMES = {"kept": "memory kept"}
 
 
 def render(table: Table) -> str:
@@ -34,18 +37,19 @@ def run_table(root: Path) -> str:
     for path in rundir.runs(root):
         records = rundir.read_metrics(path)
         try:
-            content = rundir.read_run(path)
-        except rundir.CheckpointError as error:
+            run = from_dict(rundir.read_run(path), f"{path}/run.json")
+        except CheckpointError as error:
             table.add_row(path.name, "-", f"unreadable: {error}", "-", "-", "-", "-", "-")
             continue
-        steps = content.get("recipe", {}).get("steps", "?")
-        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(records[-1]["time"])) if records else "-"
+        when = next(
+            (time.strftime("%Y-%m-%d %H:%M", time.localtime(r["time"])) for r in records[::-1] if "time" in r), "-"
+        )
         figures = (
             last(records, key, form)
             for key, form in (("loss", ".4f"), ("val_loss", ".4f"), ("tokens_per_second", ",.0f"))
         )
-        at = f"{last(records, 'step', ',d')} / {steps:,}" if isinstance(steps, int) else "-"
-        table.add_row(path.name, str(content.get("preset", "-")), rundir.state(path), at, *figures, when)
+        at = f"{last(records, 'step', ',d')} / {run.recipe.steps:,}"
+        table.add_row(path.name, run.preset, rundir.state(path), at, *figures, when)
     return render(table) if table.row_count else f"no runs in {root}; `tenfold train demo` makes one"
 
 
@@ -60,7 +64,7 @@ def machine_table(hardware: Hardware) -> str:
     table.add_row("Triton", "installed" if hardware.triton else "not installed")
     for feature in FEATURES:
         reason = hardware.lacks(feature)
-        table.add_row(feature, f"no: {reason}" if reason else "yes")
+        table.add_row(NAMES.get(feature, feature), f"no: {reason}" if reason else "yes")
     for kind in (hardware.kind, "hip" if hardware.hip else ""):
         if kind in UNTRIED:
             table.add_row("note", UNTRIED[kind])

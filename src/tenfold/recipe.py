@@ -54,6 +54,8 @@ class Recipe:
         for field in ("beta1", "beta2"):
             if not 0 <= getattr(self, field) < 1:
                 raise ConfigError(f"recipe.{field} is {getattr(self, field)}; give a number from 0 to below 1")
+        if self.seed >= 2**63:
+            raise ConfigError(f"recipe.seed is {self.seed}; give a number below 2^63")
         if not 0 < self.eps < math.inf:
             raise ConfigError(f"recipe.eps is {self.eps}; give a finite number above 0")
 

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tenfold.errors import CheckpointError, ConfigError, did_you_mean
 from tenfold.model.config import ModelConfig
@@ -123,31 +123,48 @@ def preset(name: str) -> Run:
     return PRESETS[name]()
 
 
-PARTS: dict[str, Any] = {"model": ModelConfig, "recipe": Recipe, "speed": Speed, "cadence": Cadence}
-
-
 def to_dict(run: Run) -> dict[str, Any]:
     """A run as plain values, for JSON."""
     return dataclasses.asdict(run)
 
 
 def from_dict(content: dict[str, Any], where: str) -> Run:
-    """The run that `to_dict` wrote; fields it lacks take their defaults. CheckpointError, naming `where`, for
-    others."""
-    values: dict[str, Any] = {}
-    for item in fields(Run):
-        if item.name not in content:
-            continue
-        part, value = PARTS.get(item.name), content[item.name]
-        if part is not None:
-            unknown = set(value) - {f.name for f in fields(part)} if isinstance(value, dict) else {repr(value)}
-            if unknown:
-                raise CheckpointError(
-                    f"{where} has unknown {item.name} fields {', '.join(sorted(unknown))}; update tenfold"
-                )
-            value = part(**value)
-        values[item.name] = value
-    return Run(**values)
+    """The run that `to_dict` wrote; fields it lacks take their defaults. CheckpointError names `where` for others."""
+    return typed(Run, {k: v for k, v in content.items() if k in {item.name for item in fields(Run)}}, where, "")
+
+
+def typed(kind: type, values: Any, where: str, prefix: str) -> Any:
+    """A dataclass from plain values, each checked against the type of its field."""
+    if not isinstance(values, dict):
+        raise CheckpointError(
+            f"{where} has no fields for {prefix[:-1]}; restore the file, or begin under another --name"
+        )
+    hints = get_type_hints(kind)
+    if unknown := set(values) - set(hints):
+        raise CheckpointError(f"{where} has unknown {prefix[:-1]} fields {', '.join(sorted(unknown))}; update tenfold")
+    made = {}
+    for name, value in values.items():
+        if dataclasses.is_dataclass(hint := hints[name]):
+            made[name] = typed(hint, value, where, f"{prefix}{name}.")  # type: ignore[arg-type]
+        elif not fits(value, hint):
+            raise CheckpointError(f"{where} has {prefix}{name} {value!r}, which it cannot be; restore the file")
+        else:
+            made[name] = value
+    try:
+        return kind(**made)
+    except ConfigError as error:
+        raise CheckpointError(f"{where}: {error}") from None
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a value read from JSON is of a field's type."""
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if get_args(hint):  # a union
+        return any(fits(value, one) for one in get_args(hint))
+    if hint is float:
+        return isinstance(value, int | float) and not isinstance(value, bool)
+    return type(value) is hint
 
 
 def differences(saved: Run, given: Run) -> dict[str, tuple[Any, Any]]:
@@ -160,14 +177,18 @@ def differences(saved: Run, given: Run) -> dict[str, tuple[Any, Any]]:
     }
 
 
-def reconcile(saved: Run, given: Run, allow: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
-    """The fields of the model and recipe that may change on resume, as `allow` names them; ConfigError for any other
-    that differs, and for another preset."""
+def check_preset(saved: Run, given: Run) -> None:
+    """ConfigError if a run is asked to go on as another preset."""
     if given.preset != saved.preset:
         raise ConfigError(
             f"run {saved.name!r} was started from preset {saved.preset!r}, not {given.preset!r}; "
             "give that, or another --name"
         )
+
+
+def reconcile(saved: Run, given: Run, allow: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
+    """The fields of the model and recipe that may change on resume, as `allow` names them; ConfigError for any other
+    that differs."""
     changed = differences(saved, given)
     known = [f"{part}.{item.name}" for part in ("model", "recipe") for item in fields(getattr(saved, part))]
     for name in allow:

@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,8 +35,10 @@ def runs(root: Path = RUNS) -> list[Path]:
 
 def folder_of(name: str) -> Path:
     """Where a run of this name lives; ConfigError if it is no name."""
-    if not name or name in (".", "..") or "/" in name or "\\" in name or name.startswith("-"):
-        raise ConfigError(f"--name {name!r} cannot name a folder in runs/; use letters, digits, '-', '_' and '.'")
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}", name):
+        raise ConfigError(
+            f"--name {name!r} cannot name a run; use letters, digits, '-', '_' and '.', at most 100 of them"
+        )
     return RUNS / name
 
 
@@ -107,8 +110,13 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Hold a run folder; ConfigError if another process on this machine trains into it."""
-    path.mkdir(parents=True, exist_ok=True)
+    """Hold a run folder; ConfigError if another process on this machine trains into it, or it cannot be one."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be a run's folder ({error.strerror}); move it, or give another --name"
+        ) from None
     try:
         with held(path):
             yield

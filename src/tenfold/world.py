@@ -1,6 +1,7 @@
 """The processes that train together. A process group always exists, also for one process alone, so nobody asks whether
 there is one; ask for the lead only where the console, the metrics file and the checkpoint are written."""
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-TIMEOUT = timedelta(minutes=10)
+from tenfold.errors import ConfigError
+
+TIMEOUT = timedelta(minutes=30)  # the lead may check or prepare data for long while the others wait
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,11 @@ class World:
     def least(self, value: int) -> int:
         """The smallest of all processes' integers."""
         return -self.most(-value)
+
+    def agree(self, what: object) -> bool:
+        """Whether all processes have a value that looks the same in print."""
+        number = int.from_bytes(hashlib.sha256(repr(what).encode()).digest()[:7], "big")
+        return self.least(number) == self.most(number)
 
     @contextmanager
     def lead_first(self) -> Iterator[bool]:
@@ -86,6 +94,10 @@ def join(kind: str) -> World:
         else:
             dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     device = torch.device(kind)
+    if device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
+        raise ConfigError(
+            f"speed.device {kind}: several processes on this machine each take their own; give {device.type}"
+        )
     if device.type in ("cuda", "xpu") and device.index is None:
         device = torch.device(device.type, int(os.environ.get("LOCAL_RANK", 0)))
     if device.type == "cuda":

@@ -42,7 +42,7 @@ class ModelConfig:
             )
 
     @property
-    def rows(self) -> int:
+    def embedding_rows(self) -> int:
         """Rows of the embedding matrix: the vocabulary with its padding."""
         return self.padded_vocab or self.vocab
 

@@ -82,7 +82,7 @@ class GPT(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.wte = nn.Embedding(config.rows, config.width)
+        self.wte = nn.Embedding(config.embedding_rows, config.width)
         self.wpe = nn.Embedding(config.context, config.width)
         self.h = nn.ModuleList(Block(config, layer) for layer in range(config.layers))
         self.ln_f = LayerNorm(config.width, config.bias)
@@ -114,7 +114,7 @@ class GPT(nn.Module):
         self.wte.weight[self.config.vocab :] = 0
         return self
 
-    def forward(self, x: Tensor, y: Tensor | None = None, cache: Cache | None = None) -> Tensor:
+    def forward(self, x: Tensor, y: Tensor | None = None, cache: Cache | None = None, last: bool = False) -> Tensor:
         """x: (B, T) token ids. With targets y (B, T): a scalar, the sum in nats of the losses of targets that are not
         `head.IGNORE`. Without: logits (B, T, vocab) in the dtype of the computation. With a cache, x are the tokens
         after the cached ones and the cache grows by T positions; in all at most `context` positions are possible."""
@@ -128,4 +128,4 @@ class GPT(nn.Module):
         h = self.ln_f(h)
         if y is not None:
             return self.loss(h, self.wte.weight, y, self.config.vocab)
-        return head.logits(h, self.wte.weight, self.config.vocab)
+        return head.logits(h[:, -1:] if last else h, self.wte.weight, self.config.vocab)

@@ -2,6 +2,7 @@
 stops training for the copy off the device only; a thread writes."""
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
@@ -67,10 +68,10 @@ def snapshot(trainer: Trainer) -> Snapshot:
 def write(folder: Path, saved: Snapshot) -> None:
     """Write a snapshot as the checkpoint folder `folder`: under a temporary name, synced, renamed. CheckpointError if
     it does not fit the disk; nothing but whole checkpoints is ever left under a checkpoint's name."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    needed, free = saved.bytes + 2**20, shutil.disk_usage(folder.parent).free
     partial = folder.with_name(f".{folder.name}.partial")
     try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        needed, free = saved.bytes + 2**20, shutil.disk_usage(folder.parent).free
         if free < needed:
             raise OSError(28, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
         shutil.rmtree(partial, ignore_errors=True)
@@ -116,11 +117,12 @@ def prune(root: Path, keep: int, keep_every: int) -> None:
 
 
 def val_loss(folder: Path) -> float | None:
-    """Validation loss of a checkpoint, if it was computed at its step and can be read."""
+    """Validation loss of a checkpoint, if it was computed at its step, is finite and can be read."""
     try:
-        return read_state(folder).get("val_loss")
+        loss = read_state(folder).get("val_loss")
     except CheckpointError:
         return None
+    return loss if isinstance(loss, float) and math.isfinite(loss) else None
 
 
 class Saver:
@@ -139,7 +141,10 @@ class Saver:
 
     def write(self, saved: Snapshot) -> None:
         write(folder_at(self.root, saved.state["position"]), saved)
-        prune(self.root, self.keep, self.keep_every)
+        try:
+            prune(self.root, self.keep, self.keep_every)
+        except OSError as error:
+            raise CheckpointError(f"old checkpoints in {self.root} could not be removed ({error.strerror})") from None
 
     def settle(self) -> bool:
         """Wait until the last one is written; false if it failed, which has then been told."""
@@ -180,11 +185,20 @@ def damage(folder: Path) -> str | None:
 
 def newest(root: Path, said: Callable[[str], None]) -> Path | None:
     """The newest undamaged checkpoint; damaged ones are passed over and told. None if there is none."""
-    for _, folder in reversed(saved_steps(root).items()):
+    for folder in reversed(saved_steps(root).values()):
         if (wrong := damage(folder)) is None:
             return folder
         said(f"checkpoint {folder} is damaged ({wrong}); the one before is used")
     return None
+
+
+def set_aside(root: Path, after: int) -> None:
+    """Rename whatever has a checkpoint's name and a later step, so that it never counts as one again."""
+    for step, folder in saved_steps(root).items():
+        if step > after:
+            aside = folder.with_name(f"{folder.name}.damaged")
+            shutil.rmtree(aside, ignore_errors=True)
+            folder.rename(aside)
 
 
 def tensors(path: Path) -> dict[str, Tensor]:

@@ -69,7 +69,9 @@ def fit(trainer: Trainer, fixed: bool) -> int:
     assert isinstance(trainer.speed.rows, int)
     rows = trainer.speed.rows
     if world.device.type != "cpu":
-        rows = largest(trial, rows, world, fixed)
+        # a process that runs out of memory within FSDP's exchanges cannot try again: the others are still in them
+        sharded = trainer.speed.parallel == "fsdp" and world.size > 1
+        rows = largest(trial, rows, world, fixed or sharded)
     layout = split(recipe.rows, recipe.length, world.size, rows)
     if layout != trainer.split:
         trainer.batches.close()

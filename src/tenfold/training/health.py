@@ -6,6 +6,7 @@ import math
 from tenfold.errors import TenfoldError
 
 SMALLEST_SCALE = 2.0**-14
+MARGIN = 1.2  # nats by which a first loss may exceed chance
 
 
 class Diverged(TenfoldError):
@@ -22,6 +23,16 @@ def check_finite(step: int, loss: float, norm: float, applied: bool, scale: floa
         raise Diverged(
             f"step {step}: loss {loss}, gradient norm {norm}: not finite, training stopped and nothing of it was "
             f"saved; begin again with a lower recipe.lr, a longer warm-up or another precision"
+        )
+
+
+def check_start(loss: float, vocab: int) -> None:
+    """Raise Diverged if an untrained model is much worse than chance, which is ln(vocab) nats: above 12 at 50,257."""
+    chance = math.log(vocab)
+    if loss > chance + MARGIN:
+        raise Diverged(
+            f"the first loss is {loss:.2f}, where chance gives {chance:.2f}: the initialisation is wrong, or the tying "
+            f"of the head (an embedding of unit variance, for instance)"
         )
 
 

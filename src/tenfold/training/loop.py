@@ -10,7 +10,7 @@ import torch
 
 from tenfold.recipe import lr_at
 from tenfold.run import Cadence
-from tenfold.training.health import Validation, check_finite
+from tenfold.training.health import Validation, check_finite, check_start
 from tenfold.training.trainer import Step, Trainer
 
 Record = dict[str, Any]
@@ -105,6 +105,8 @@ class Meter:
         self.steps += 1
         self.restart()
         check_finite(at, loss, norm, step.applied, trainer.scale.value)
+        if at == 0:
+            check_start(loss, trainer.module.config.vocab)
         if not self.cadence.log or (at % self.cadence.log and step.applied):
             return
         record: Record = {

@@ -50,8 +50,6 @@ def supported(speed: Speed, hardware: Hardware, processes: int = 1) -> str | Non
         return f"speed.precision {speed.precision}: {reason}; use fp32 or auto"
     if speed.compile not in ("auto", "none") and (reason := hardware.lacks("compile")):
         return f"speed.compile {speed.compile}: {reason}; use none or auto"
-    if speed.fused == "yes" and (reason := hardware.lacks("fused")):
-        return f"speed.fused yes: {reason}; use no or auto"
     if speed.memory == "kept" and (reason := hardware.lacks("kept")):
         return f"speed.memory kept: {reason}; use returned or auto"
     if speed.parallel == "none" and processes > 1:
@@ -74,20 +72,19 @@ def resolve(
     share = -(-recipe.rows // processes)
     room = max(1, (CPU_TOKENS if hardware.kind == "cpu" else GPU_TOKENS) // recipe.length)
     bf16 = hardware.lacks("bf16")
-    fused = hardware.lacks("fused")
     kept = hardware.lacks("kept")
-    wide = hardware.kind == "cpu" and model.rows >= WIDE
+    wide = hardware.kind == "cpu" and model.embedding_rows >= WIDE
     choices: dict[str, tuple[Any, str]] = {
         "device": (hardware.kind, hardware.name),
         "precision": ("fp32", bf16) if bf16 else ("bf16", "native here"),
         "attention": ("sdpa", "torch picks a fused kernel"),
         "loss": ("chunked", "a wide vocabulary on a CPU") if wide else ("plain", ""),
         "compile": ("none", "costs a long first step"),
-        "fused": ("no", fused) if fused else ("yes", ""),
+        "fused": ("yes", "torch has it on every kind of device here"),
         "memory": ("returned", kept) if kept else ("kept", "for the next step"),
         "recompute": ("none", ""),
         "parallel": ("ddp", f"{processes} processes") if processes > 1 else ("none", "one process"),
-        "rows": (min(share, room), "of the largest micro-step tried"),
+        "rows": (min(share, room), f"{min(share, room) * recipe.length:,} tokens at a time"),
     }
     chosen = {f.name: choices[f.name] for f in fields(Speed) if getattr(speed, f.name) == "auto"}
     said = ", ".join(f"{name} {value}" + (f" ({why})" if why else "") for name, (value, why) in chosen.items())

@@ -1,0 +1,86 @@
+"""What is done at each cadence of a run: validate, sample, save. The loop calls the rows of `Work.table`."""
+
+from pathlib import Path
+
+from tenfold.console import Display
+from tenfold.data.shards import Corpus
+from tenfold.errors import CheckpointError, TenfoldError
+from tenfold.evaluate.validation import validation_loss
+from tenfold.files import write_atomically
+from tenfold.generate import LanguageModel
+from tenfold.run import Run
+from tenfold.training import checkpoint, loop
+from tenfold.training.trainer import Trainer
+
+EVAL_TOKENS = 4096  # at least so many at a time, where a micro-step has fewer
+
+
+class Work:
+    """The functions of a run's cadences and what they remember: the last validation loss and the newest checkpoint."""
+
+    def __init__(self, run: Run, corpus: Corpus, folder: Path, shown: Display, report: loop.Report, saved: int) -> None:
+        self.run, self.corpus, self.folder, self.shown, self.report = run, corpus, folder, shown, report
+        self.table: loop.Table = {"eval": self.validate, "sample": self.sample, "save": self.save}
+        self.val_loss: float | None = None
+        self.validated = -1
+        self.saved = saved
+        """Step of the newest checkpoint, or -1."""
+        cadence = run.cadence
+        self.saver = checkpoint.Saver(folder / "checkpoints", cadence.keep, cadence.keep_every, self.not_saved)
+
+    def validate(self, trainer: Trainer) -> loop.Record:
+        """The validation loss."""
+        length = trainer.split.length
+        micro = max(1, trainer.split.micro, EVAL_TOKENS // length)
+        with trainer.eager():
+            self.val_loss = validation_loss(
+                trainer.module,
+                self.corpus.val,
+                length,
+                trainer.world,
+                self.run.cadence.eval_rows,
+                micro,
+                trainer.autocast,
+            )
+        self.validated = trainer.position
+        return {"val_loss": self.val_loss}
+
+    def sample(self, trainer: Trainer) -> loop.Record:
+        """Samples of the cadence's prompt, written to samples/. A prompt that cannot be encoded is told, not fatal."""
+        cadence, sharded = self.run.cadence, trainer.speed.parallel == "fsdp"
+        if not (cadence.samples and cadence.sample_tokens and (trainer.world.lead or sharded)):
+            return {}
+        model = LanguageModel(trainer.module, self.corpus.tokenizer, cadence.prompt, trainer.position)
+        path = self.folder / "samples" / f"step-{trainer.position:06d}.txt"
+        try:
+            with trainer.eager():
+                texts = [
+                    cadence.prompt
+                    + model.generate(
+                        tokens=cadence.sample_tokens, seed=self.run.recipe.seed % 2**62 + i, to_the_end=sharded
+                    )
+                    for i in range(cadence.samples)
+                ]
+            if trainer.world.lead:
+                path.parent.mkdir(exist_ok=True)
+                write_atomically(path, "\n---\n".join(texts) + "\n")
+                self.shown.sample(trainer.position, texts[0])
+        except (TenfoldError, OSError) as error:
+            return {"event": "not sampled", "message": f"no sample: {error}; --cadence.prompt can be another"}
+        return {"samples": f"samples/{path.name}"}
+
+    def save(self, trainer: Trainer) -> loop.Record:
+        """A checkpoint; the copy is made here, the writing goes on beside the training."""
+        if self.saved == trainer.position:
+            return {}  # a run that goes on ends where it began
+        self.saved = trainer.position
+        saved = checkpoint.snapshot(trainer)
+        if self.validated == trainer.position:
+            saved.state["val_loss"] = self.val_loss
+        if trainer.world.lead:
+            self.saver.save(saved)
+        return {"event": "save"}
+
+    def not_saved(self, error: CheckpointError) -> None:
+        """A checkpoint could not be written; training goes on."""
+        self.report({"step": self.saved, "event": "not saved", "message": str(error)})
