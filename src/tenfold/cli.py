@@ -103,7 +103,7 @@ def command() -> str:
     if shutil.which("tenfold"):
         return "tenfold"
     script = sys.argv[0] if Path(sys.argv[0]).name == "tenfold" else sys.executable
-    shortest = min(os.path.abspath(script), os.path.relpath(script), key=len)  # noqa: PTH100: links stay
+    shortest = min(str(Path(script).absolute()), os.path.relpath(script), key=len)
     return shortest if script == sys.argv[0] else f"{shortest} -m tenfold"
 
 
