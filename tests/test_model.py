@@ -26,7 +26,7 @@ def transformers_twin(model: GPT):
 
     c = model.config
     twin = GPT2LMHeadModel(
-        GPT2Config(vocab_size=c.rows, n_positions=c.context, n_embd=c.width, n_layer=c.layers, n_head=c.heads)
+        GPT2Config(vocab_size=c.embedding_rows, n_positions=c.context, n_embd=c.width, n_layer=c.layers, n_head=c.heads)
     )
     theirs = twin.transformer.state_dict()
     for name, parameter in model.named_parameters():
