@@ -89,6 +89,8 @@ def train(
             rows = "; which rows come next changes with it" if name in ROWS_MOVE else ""
             message = f"{name} changed from {was!r} to {now!r}{rows}"
             report({"step": trainer.position, "event": "changed", "message": message})
+        if trainer.position >= run.recipe.steps:
+            shown.say(f"{run.name} is done; a larger --recipe.steps with --allow recipe.steps goes on")
         shown.begin(trainer.position, min(stop_at or run.recipe.steps, run.recipe.steps))
         work = Work(run, corpus, folder, shown, report, trainer.position if resumed else -1)
         ending = carry_out(trainer, run, work, report, stop_at, received)

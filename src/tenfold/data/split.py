@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-STEP_COST = (
-    1 / 16
-)  # what one more micro-step costs, in rows; keeps a prime number of rows from becoming micro-steps of one
+STEP_COST = 1 / 16  # of one more micro-step, in rows; it keeps 509 rows from becoming 509 micro-steps of one
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ def loop(
     early = 0
     while True:
         at = trainer.position
-        ending = DONE if at >= trainer.recipe.steps else STOPPED if at >= last else early
-        ending = max(ending, trainer.world.most(signal() or ending))
+        asked = trainer.world.most(signal())  # every process ends at the same position
+        ending = DONE if at >= trainer.recipe.steps else asked or (STOPPED if at >= last else early)
         due = [name for name in table if is_due(cadence, name, at, ending)]
         if due or ending:
             meter.settle()

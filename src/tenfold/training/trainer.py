@@ -67,9 +67,7 @@ class Trainer:
     def step(self) -> Step:
         """One optimizer update on exactly recipe.rows rows. Touches no clock, no log, no file."""
         split, scale, used = self.split, self.scale, self.scale.value
-        weight = (
-            self.world.size * used / split.targets
-        )  # wrappers average over processes; we want the mean over targets
+        weight = self.world.size * used / split.targets  # wrappers average over processes, we want it over targets
         loss = torch.zeros((), device=self.world.device)
         for k in range(split.accum):
             x, y = self.batches.take(self.position, k)  # a function of (position, k, rank); fillers have targets IGNORE
