@@ -33,9 +33,9 @@ def main() -> None:
     auto = Speed(device="cpu", precision="bf16", rows=options.rows)
     contenders = {
         "plain": (plain_step, *shape),
+        "tenfold, sdpa": (tenfold_step, *shape, replace(auto, attention="sdpa")),
         "tenfold, auto": (tenfold_step, *shape, auto),
-        "tenfold, rows": (tenfold_step, *shape, replace(auto, attention="rows")),
-        "tenfold, rows, blocks compiled": (tenfold_step, *shape, replace(auto, attention="rows", compile="blocks")),
+        "tenfold, blocks compiled": (tenfold_step, *shape, replace(auto, compile="blocks")),
     }
     alternate(contenders, options.rounds, options.rows * options.length)
 

@@ -73,6 +73,12 @@ def test_explicit_values_that_cannot_run_are_refused(hardware: Hardware, given: 
         auto(hardware, **given)
 
 
+def test_a_cpu_takes_attention_in_row_blocks_where_rows_are_long() -> None:
+    assert auto(CPU).attention == "rows"
+    assert auto(H100).attention == "sdpa"
+    assert resolve(Speed(), ModelConfig(), Recipe(length=128), CPU)[0].attention == "sdpa"
+
+
 def test_a_cpu_takes_the_loss_in_chunks_where_the_vocabulary_is_wide() -> None:
     assert auto(CPU).loss == "chunked"
     assert auto(H100).loss == "plain"
@@ -102,7 +108,7 @@ def test_several_processes_share_by_ddp_and_refuse_none() -> None:
 
 
 def test_rows_are_bounded_by_share_and_device() -> None:
-    assert auto(CPU).rows == 8  # 8,192 tokens
+    assert auto(CPU).rows == 4  # 4,096 tokens
     assert auto(H100).rows == 64
     assert resolve(Speed(), ModelConfig(), Recipe(rows=20), H100, 8)[0].rows == 3
 

@@ -9,7 +9,8 @@ from tenfold.hardware import Hardware
 from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 
-CPU_TOKENS = 8192  # tokens of a micro-step on a CPU, beyond which larger ones only take memory
+CPU_TOKENS = 4096  # tokens of a micro-step on a CPU, beyond which larger ones only take memory
+LONG = 256  # tokens a row from which attention in row blocks is faster than sdpa on a CPU
 WIDE = 8192  # rows of an embedding from which the loss in chunks is faster on a CPU
 GPU_TOKENS = 65536  # where the search for the rows that fit begins on a GPU
 
@@ -73,11 +74,12 @@ def resolve(
     room = max(1, (CPU_TOKENS if hardware.kind == "cpu" else GPU_TOKENS) // recipe.length)
     bf16 = hardware.lacks("bf16")
     kept = hardware.lacks("kept")
+    long = hardware.kind == "cpu" and recipe.length >= LONG
     wide = hardware.kind == "cpu" and model.embedding_rows >= WIDE
     choices: dict[str, tuple[Any, str]] = {
         "device": (hardware.kind, hardware.name),
         "precision": ("fp32", bf16) if bf16 else ("bf16", "native here"),
-        "attention": ("sdpa", "torch picks a fused kernel"),
+        "attention": ("rows", "faster than sdpa on CPUs") if long else ("sdpa", "torch picks a fused kernel"),
         "loss": ("chunked", "a wide vocabulary on a CPU") if wide else ("plain", ""),
         "compile": ("none", "costs a long first step"),
         "fused": ("yes", "torch has it on every kind of device here"),
