@@ -80,8 +80,10 @@ def write(folder: Path, saved: Snapshot) -> None:
         save_file(saved.moments, partial / MOMENTS)
         hashes = {name: sha256_of(partial / name) for name in (WEIGHTS, MOMENTS)}
         (partial / STATE).write_text(json.dumps({**saved.state, "sha256": hashes}, indent=2) + "\n")
-        for path in (*partial.iterdir(), partial):
+        for path in partial.iterdir():
+            path.chmod((partial / STATE).stat().st_mode)  # safetensors lets nobody else read; the umask decides
             sync(path)
+        sync(partial)
         shutil.rmtree(folder, ignore_errors=True)
         partial.rename(folder)
         sync(folder.parent)
