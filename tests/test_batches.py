@@ -84,6 +84,7 @@ def test_each_row_once_an_epoch_and_ranks_are_disjoint(
     order = row_starts(np.arange(2 * available + rows), available, length, 3)
     for epoch in range(2):  # every row once, whatever does not divide
         assert sorted(order[epoch * available :][:available]) == [i * length for i in range(available)]
+    assert available < 9 or (order[:available] != order[available:][:available]).any()  # another order each epoch
     for position in {0, available // rows, 2 * available // rows}:  # at an epoch's start, over its end, in the next one
         step = [s for r in readers for k in range(layout.accum) for s in r.starts(position, k).tolist()]
         assert sorted(step) == sorted(order[position * rows :][:rows])

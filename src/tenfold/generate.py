@@ -23,8 +23,7 @@ def pick(scores: Tensor, temperature: float, top_k: int, top_p: float, generator
     if top_k:
         best, ids = best[:top_k], ids[:top_k]
     probabilities = torch.softmax((best - best[0]) / temperature, dim=-1)
-    kept = probabilities.cumsum(-1) - probabilities < top_p
-    kept[0] = True
+    kept = probabilities.cumsum(-1) - probabilities < top_p  # the best one always: before it there is nothing
     return int(ids[torch.multinomial(probabilities * kept, 1, generator=generator)])
 
 
