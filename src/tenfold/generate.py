@@ -57,7 +57,7 @@ def generate(
     cached: bool = True,
 ) -> Iterator[int]:
     """Up to `tokens` ids that follow the prompt (at least one id), ending before `stop`; ids are below the real
-    vocabulary.
+    vocabulary of the model and, where it is smaller, `vocab`.
 
     The model sees the last `context` ids. While all of them fit, keys and values are kept; beyond, every id shifts to
     another learned position with each new one, so nothing can be kept and the window is computed anew. Without `cached`
@@ -102,8 +102,11 @@ class LanguageModel:
         seed: int = 1337,
         to_the_end: bool = False,
     ) -> Iterator[str]:
-        """Pieces of the text that follows the prompt, each of whole characters, until `tokens` tokens or
-        end-of-text."""
+        """Pieces of the text that follows the prompt, each of whole characters, until `tokens` tokens or end-of-text.
+
+        An empty prompt begins at end-of-text. `to_the_end` computes all `tokens` whatever they are, so that processes
+        that share a sharded model do the same number of forwards; what comes after end-of-text is still not shown.
+        """
         eot = self.tokenizer.eot
         ids = self.tokenizer.encode(self.prompt if prompt is None else prompt).tolist() or [eot]
         decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
