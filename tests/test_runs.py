@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -344,12 +345,21 @@ while True:
     checkpoint.write(checkpoint.folder_at(root, 2), snap)
 """
 
+DIE_AT = """checkpoint.write(checkpoint.folder_at(root, 2), snap)
+left = int(sys.argv[2])
+def die(event, args):
+    global left
+    if event in ("os.remove", "os.rmdir", "os.rename"):
+        left -= 1
+        if left == 0:
+            os._exit(9)
+sys.addaudithook(die)
+for _ in range(1):"""
+
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("delay", [0.0, 0.02, 0.05, 0.1, 0.2])
 def test_a_kill_while_saving_leaves_whole_checkpoints(tmp_path: Path, delay: float) -> None:
-    import sys
-
     process = subprocess.Popen([sys.executable, "-c", KILL, tmp_path], stdout=subprocess.PIPE)
     assert process.stdout is not None
     assert process.stdout.readline() == b"ready\n"
@@ -362,6 +372,22 @@ def test_a_kill_while_saving_leaves_whole_checkpoints(tmp_path: Path, delay: flo
     assert 1 in checkpoint.saved_steps(tmp_path)
     checkpoint.clear(tmp_path)
     assert {p.name for p in tmp_path.iterdir()} <= {"step-000001", "step-000002"}
+
+
+@pytest.mark.timeout(120)
+def test_a_checkpoint_that_is_written_again_is_never_seen_half_removed(tmp_path: Path) -> None:
+    """Killed at each call that removes or renames something: what has a checkpoint's name is whole."""
+    dying = KILL.replace("while True:", DIE_AT) + "os._exit(0)\n"
+    for call in range(1, 9):
+        root = tmp_path / str(call)
+        done = subprocess.run([sys.executable, "-c", dying, root, str(call)], timeout=60, capture_output=True)
+        assert done.stdout == b"ready\n", done.stderr
+        assert all(checkpoint.damage(folder) is None for folder in checkpoint.saved_steps(root).values())
+        if done.returncode == 0:  # got through: every call before has been tried
+            assert call > 4
+            return
+        assert done.returncode == 9
+    pytest.fail("more calls than expected")
 
 
 @pytest.fixture

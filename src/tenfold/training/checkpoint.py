@@ -84,7 +84,8 @@ def write(folder: Path, saved: Snapshot) -> None:
             path.chmod((partial / STATE).stat().st_mode)  # safetensors lets nobody else read; the umask decides
             sync(path)
         sync(partial)
-        shutil.rmtree(folder, ignore_errors=True)
+        if folder.exists():
+            remove(folder)
         partial.rename(folder)
         sync(folder.parent)
     except (OSError, SafetensorError) as error:
@@ -113,9 +114,15 @@ def prune(root: Path, keep: int, keep_every: int) -> None:
     stay = {*list(steps)[-keep:], *([min(losses, key=losses.__getitem__)] if losses else [])}
     for step, path in steps.items():
         if step not in stay and not (keep_every and step % keep_every == 0):
-            gone = path.with_name(f".{path.name}.removed")
-            path.rename(gone)  # readers see whole checkpoints or none
-            shutil.rmtree(gone, ignore_errors=True)
+            remove(path)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint; readers, also after a kill, see it whole or not at all."""
+    gone = folder.with_name(f".{folder.name}.removed")
+    shutil.rmtree(gone, ignore_errors=True)
+    folder.rename(gone)
+    shutil.rmtree(gone, ignore_errors=True)
 
 
 def val_loss(folder: Path) -> float | None:
