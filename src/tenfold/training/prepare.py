@@ -4,6 +4,7 @@ sharding."""
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,13 +58,14 @@ def prepare(model: GPT, speed: Speed, world: World) -> tuple[nn.Module, Sync]:
         block.attn.kernel = KERNELS[speed.attention]
         if speed.recompute == "blocks":
             recomputed(block)
+    how: dict[str, Any] = {"backend": speed.backend, "mode": None if speed.mode == "default" else speed.mode}
     if speed.compile == "blocks":
         for block in model.blocks:
-            block.compile()
+            block.compile(**how)
     if speed.compile == "model":
         if speed.loss == "chunked":  # its loops would be unrolled: minutes of compilation for nothing
             model.loss = torch.compiler.disable(model.loss)
-        model.compile()
+        model.compile(**how)
     if speed.parallel == "fsdp":
         mesh = init_device_mesh(world.device.type, (world.size,))
         for block in model.blocks:

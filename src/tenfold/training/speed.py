@@ -21,14 +21,18 @@ class Speed:
 
     device: str = "auto"
     """auto, cpu, cuda, cuda:N, mps or xpu (ROCm is cuda; mps, xpu and ROCm are untested)."""
-    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16"] = "auto"
+    precision: Literal["auto", "fp32", "tf32", "bf16", "fp16", "fp8"] = "auto"
     """Arithmetic of the matrix products; weights and optimizer moments stay fp32."""
-    attention: Literal["auto", "naive", "sdpa", "rows"] = "auto"
+    attention: Literal["auto", "naive", "sdpa", "flash", "cudnn", "fa3", "flex", "rows"] = "auto"
     """Attention kernel, by its row in model.attention.KERNELS."""
-    loss: Literal["auto", "plain", "chunked"] = "auto"
+    loss: Literal["auto", "plain", "chunked", "torch"] = "auto"
     """Head and loss, by its row in model.head.LOSSES."""
     compile: Literal["auto", "none", "blocks", "model"] = "auto"
     """What torch.compile compiles."""
+    mode: Literal["auto", "default", "reduce-overhead", "max-autotune"] = "auto"
+    """How torch.compile compiles: reduce-overhead replays CUDA graphs, max-autotune tries many kernels first."""
+    backend: str = "auto"
+    """Which compiler torch.compile hands the graphs to, by torch's name for it."""
     fused: Literal["auto", "yes", "no"] = "auto"
     """Whether the optimizer updates all weights in one kernel."""
     memory: Literal["auto", "returned", "kept"] = "auto"
@@ -82,6 +86,8 @@ def resolve(
         "attention": ("rows", "faster than sdpa on CPUs") if long else ("sdpa", "torch picks a fused kernel"),
         "loss": ("chunked", "a wide vocabulary on a CPU") if wide else ("plain", ""),
         "compile": ("none", "costs a long first step"),
+        "mode": ("default", ""),
+        "backend": ("inductor", ""),
         "fused": ("yes", "torch has it on every kind of device here"),
         "memory": ("returned", kept) if kept else ("kept", "for the next step"),
         "recompute": ("none", ""),
