@@ -12,6 +12,7 @@ from tenfold.model.config import ModelConfig
 from tenfold.model.gpt import GPT
 from tenfold.model.head import IGNORE, LOSSES
 
+HERE = [name for name in LOSSES if name != "torch" or hasattr(torch.nn.functional, "linear_cross_entropy")]  # 2.13
 SMALL = ModelConfig(layers=2, heads=4, width=64, context=48, vocab=211, padded_vocab=0)
 
 
@@ -59,10 +60,12 @@ def test_smallest_gpt2_has_its_published_number_of_parameters() -> None:
 
 # shapes (Tq, Tk): square, one token after a cache, several after a cache, and more queries than one block holds
 SHAPES = [(1, 1), (5, 5), (1, 9), (4, 9), (150, 150), (140, 300)]
+NOT_HERE = {"cudnn", "fa3", "flex"}  # on a CPU; they train on as many queries as keys, else they are sdpa
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(
+    ("name", "shape"), [(n, (q, k)) for n in KERNELS for q, k in SHAPES if n not in NOT_HERE or q != k], ids=str
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_every_kernel_equals_naive_attention(name: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     queries, keys = shape
@@ -94,7 +97,7 @@ def test_a_query_sees_its_past_and_nothing_else(name: str) -> None:
     assert seen.sum(-1).tolist() == [6, 7, 8, 8]
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", HERE)
 @pytest.mark.parametrize("padding", [0, 7])
 @pytest.mark.parametrize(("autocast", "tolerance"), [(False, 1e-6), (True, 2e-2)], ids=["fp32", "bf16"])
 def test_every_loss_equals_the_plain_one(
@@ -108,7 +111,7 @@ def test_every_loss_equals_the_plain_one(
     targets = torch.randint(vocab, (3, 29), generator=generator)
     targets[0, 5:9], targets[2] = IGNORE, IGNORE
 
-    def run(loss) -> Iterator[Tensor]:
+    def run(loss, autocast: bool = autocast) -> Iterator[Tensor]:
         own = x.clone().requires_grad_(), weight.clone().requires_grad_()
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             value = loss(own[0], own[1], targets, vocab)
@@ -120,6 +123,8 @@ def test_every_loss_equals_the_plain_one(
         assert a.dtype == e.dtype == torch.float32
         assert (a - e).norm() <= tolerance * e.norm()
     assert not actual[2][vocab:].any()  # padding learns nothing
+    exact = list(run(head.plain, autocast=False))[1]
+    assert ((actual[1] - exact).norm() > 1e-3 * exact.norm()) == autocast  # products are in autocast's dtype
     with torch.no_grad(), torch.autocast("cpu", torch.bfloat16, enabled=autocast):
         value = LOSSES[name](x, weight, targets, vocab)
     assert (value - expected[0]).abs() <= tolerance * expected[0].abs()
@@ -127,7 +132,7 @@ def test_every_loss_equals_the_plain_one(
         LOSSES[name](x, weight, targets, vocab)
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", HERE)
 def test_a_loss_of_nothing_but_ignored_targets_is_zero(name: str) -> None:
     x, weight = torch.randn(1, 4, 8, requires_grad=True), torch.randn(11, 8, requires_grad=True)
     value = LOSSES[name](x, weight, torch.full((1, 4), IGNORE), 11)
@@ -137,7 +142,7 @@ def test_a_loss_of_nothing_but_ignored_targets_is_zero(name: str) -> None:
     assert not dweight.any()
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", HERE)
 def test_a_loss_stays_finite_where_the_right_token_is_hopeless(name: str) -> None:
     x, weight = torch.tensor([[[1000.0]]], requires_grad=True), torch.tensor([[1.0], [0.0]])
     value = LOSSES[name](x, weight, torch.tensor([[1]]), 2)
@@ -153,7 +158,7 @@ def test_an_untrained_model_knows_nothing() -> None:
     assert 10.8 <= loss <= 11.1
 
 
-@pytest.mark.parametrize("name", LOSSES)
+@pytest.mark.parametrize("name", HERE)
 def test_padding_changes_neither_weights_nor_training(name: str) -> None:
     x, y = draw(SMALL)
     losses, weights = [], []

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from tenfold.model import attention, head
 from tenfold.model.cache import Cache
 from tenfold.model.config import ModelConfig
+from tenfold.model.linear import Linear
 
 STD = 0.02  # of initial weights; Radford et al. 2019 and the released code
 
@@ -36,8 +37,8 @@ class SelfAttention(nn.Module):
     def __init__(self, config: ModelConfig, layer: int) -> None:
         super().__init__()
         self.heads, self.layer = config.heads, layer
-        self.c_attn = nn.Linear(config.width, 3 * config.width, bias=config.bias)
-        self.c_proj = nn.Linear(config.width, config.width, bias=config.bias)
+        self.c_attn = Linear(config.width, 3 * config.width, bias=config.bias)
+        self.c_proj = Linear(config.width, config.width, bias=config.bias)
         self.kernel: attention.Attention = attention.sdpa
 
     def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
@@ -54,8 +55,8 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(config.width, 4 * config.width, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.width, config.width, bias=config.bias)
+        self.c_fc = Linear(config.width, 4 * config.width, bias=config.bias)
+        self.c_proj = Linear(4 * config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))

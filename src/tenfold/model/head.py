@@ -32,51 +32,64 @@ def chunked(x: Tensor, weight: Tensor, targets: Tensor, vocab: int) -> Tensor:
 
     The forward already makes the gradients of a sum: once a chunk's probabilities are there, the gradient of its
     logits is one subtraction away, and nothing needs to be kept or computed again for the backward.
+
+    It is an operator of its own, one node to the compiler, which would otherwise unroll the loops.
     """
-    return Chunked.apply(x, weight, targets, vocab, torch.is_grad_enabled())
+    wanted = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
+    return chunked_sum(x.flatten(0, -2), weight, targets.flatten(), vocab, working_dtype(x), wanted)[0]
 
 
-class Chunked(torch.autograd.Function):
-    """See `chunked`. Products run in autocast's dtype, softmax and sums over chunks in at least fp32."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, targets: Tensor, vocab: int, grad: bool) -> Tensor:
-        device = x.device.type
-        dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-        ctx.shape, ctx.dtypes = x.shape, (x.dtype, weight.dtype)
-        with torch.autocast(device, enabled=False):
-            loss, dx, dweight = sum_and_gradients(
-                x.flatten(0, -2).to(dtype), weight.to(dtype), targets.flatten(), vocab, grad
-            )
-        if grad:
-            ctx.save_for_backward(dx, dweight)
-        return loss
-
-    @staticmethod
-    def backward(ctx: Any, scale: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        dx, dweight = ctx.saved_tensors
-        return (dx * scale).view(ctx.shape).to(ctx.dtypes[0]), (dweight * scale).to(ctx.dtypes[1]), None, None, None
+def working_dtype(x: Tensor) -> torch.dtype:
+    """What products with x are computed in: autocast's dtype, else its own."""
+    device = x.device.type
+    return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-def sum_and_gradients(
-    x: Tensor, weight: Tensor, targets: Tensor, vocab: int, grad: bool
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Sum of the losses, and its gradients by x and weight if asked. x: (N, C); weight: (rows, C); targets: (N,)."""
-    wide = torch.promote_types(x.dtype, torch.float32)
-    loss = torch.zeros((), dtype=wide, device=x.device)
-    dx = torch.empty_like(x) if grad else None
-    dweight = torch.zeros_like(weight, dtype=wide) if grad else None
-    for start in range(0, x.size(0), CHUNK):
-        part, target = x[start : start + CHUNK], targets[start : start + CHUNK]
-        z = part @ weight.t()  # (CHUNK, rows)
-        z[:, vocab:] = float("-inf")  # padding: no probability, no gradient
-        for few, few_targets in zip(z.split(SLICE), target.split(SLICE), strict=True):
-            loss += softmax_(few, few_targets, wide, grad)
-        if dx is not None and dweight is not None:
-            real = (target != IGNORE).unsqueeze(1)  # masking here is cheap: C columns, not the vocabulary's
-            dx[start : start + CHUNK] = (z @ weight).mul_(real)
-            dweight += z.t() @ (part * real)
+@torch.library.custom_op("tenfold::chunked_sum", mutates_args=())
+def chunked_sum(
+    x: Tensor, weight: Tensor, targets: Tensor, vocab: int, dtype: torch.dtype, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum of the losses and, if `wanted` (else empty), its gradients by x and weight. x: (N, C); weight: (rows, C);
+    targets: (N,). Products run in `dtype`, softmax and sums over chunks in at least fp32."""
+    loss, dx, dweight = (torch.zeros_like(t) for t in chunked_shapes(x, weight, targets, vocab, dtype, wanted))
+    with torch.autocast(x.device.type, enabled=False):
+        x, weight = x.to(dtype), weight.to(dtype)
+        for start in range(0, x.size(0), CHUNK):
+            part, target = x[start : start + CHUNK], targets[start : start + CHUNK]
+            z = part @ weight.t()  # (CHUNK, rows)
+            z[:, vocab:] = float("-inf")  # padding: no probability, no gradient
+            for few, few_targets in zip(z.split(SLICE), target.split(SLICE), strict=True):
+                loss += softmax_(few, few_targets, loss.dtype, wanted)
+            if wanted:
+                real = (target != IGNORE).unsqueeze(1)  # masking here is cheap: C columns, not the vocabulary's
+                dx[start : start + CHUNK] = (z @ weight).mul_(real)
+                dweight += z.t() @ (part * real)
     return loss, dx, dweight
+
+
+@chunked_sum.register_fake
+def chunked_shapes(
+    x: Tensor, weight: Tensor, targets: Tensor, vocab: int, dtype: torch.dtype, wanted: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty tensors of the right shapes and dtypes."""
+    wide = torch.promote_types(dtype, torch.float32)
+    dx = x.new_empty(x.shape if wanted else (0,), dtype=dtype)
+    return x.new_empty((), dtype=wide), dx, weight.new_empty(weight.shape if wanted else (0,), dtype=wide)
+
+
+def keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    ctx.dtypes = inputs[0].dtype, inputs[1].dtype
+    ctx.save_for_backward(*output[1:])
+    ctx.mark_non_differentiable(*output[1:])
+    ctx.set_materialize_grads(False)  # no zeros for gradients, which have none
+
+
+def scaled_gradients(ctx: Any, scale: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    dx, dweight = ctx.saved_tensors
+    return (dx * scale).to(ctx.dtypes[0]), (dweight * scale).to(ctx.dtypes[1]), None, None, None, None
+
+
+chunked_sum.register_autograd(scaled_gradients, setup_context=keep_gradients)
 
 
 def softmax_(z: Tensor, targets: Tensor, wide: torch.dtype, grad: bool) -> Tensor:
@@ -92,4 +105,22 @@ def softmax_(z: Tensor, targets: Tensor, wide: torch.dtype, grad: bool) -> Tenso
     return loss
 
 
-LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked}
+def builtin(x: Tensor, weight: Tensor, targets: Tensor, vocab: int) -> Tensor:
+    """The same sum by torch's own fused head (from 2.13 on), in chunks of its choice.
+
+    A loss a token, summed here: torch's own sum goes from chunk to chunk in autocast's dtype, and bf16 is too coarse
+    for that. The price is that the backward computes the logits again.
+    """
+    dtype = working_dtype(x)
+    losses = F.linear_cross_entropy(  # (N,)
+        x.flatten(0, -2).to(dtype),
+        weight[:vocab].to(dtype),
+        targets.flatten(),
+        reduction="none",
+        ignore_index=IGNORE,
+        options=torch.nn.LinearCrossEntropyOptions(),
+    )
+    return losses.to(torch.promote_types(dtype, torch.float32)).sum()
+
+
+LOSSES: dict[str, Loss] = {"plain": plain, "chunked": chunked, "torch": builtin}

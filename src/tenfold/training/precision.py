@@ -13,12 +13,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Precision:
-    """`dtype` of autocast (None: no autocast), torch's name for its fp32 products, and whether small gradients need a
-    scale."""
+    """`dtype` of autocast (None: no autocast), torch's name for its fp32 products, whether small gradients need a
+    scale, and the products of the blocks' linear layers, by their row in model.linear.LINEARS."""
 
     dtype: torch.dtype | None = None
     products: str = "highest"
     scaled: bool = False
+    linear: str = "plain"
 
 
 PRECISIONS = {
@@ -26,6 +27,7 @@ PRECISIONS = {
     "tf32": Precision(products="high"),
     "bf16": Precision(dtype=torch.bfloat16),
     "fp16": Precision(dtype=torch.float16, scaled=True),
+    "fp8": Precision(dtype=torch.bfloat16, linear="fp8"),
 }
 
 
