@@ -4,7 +4,7 @@ import os
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -69,6 +69,14 @@ def corpus(text_file: Path) -> Corpus:
     """That text as bytes in token shards."""
     prepare_text(text_file, text_file.parent / "shards", "bytes", shard_tokens=7_000)
     return open_corpus(text_file.parent / "shards")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache for the tests alone: what somebody tuned on this machine must not decide what they see."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
 
 
 Tenfold = Callable[..., subprocess.CompletedProcess[str]]

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,8 @@ from conftest import TINY_OPTIONS, Tenfold, environment, torchrun, words
 from tenfold import rundir
 from tenfold.data.shards import HEADER, Corpus, open_corpus
 from tenfold.errors import CheckpointError
+from tenfold.hardware import FEATURES, Hardware
+from tenfold.listing import NAMES, machine_table
 from tenfold.prepare import prepare_text
 from tenfold.run import from_dict
 from tenfold.training import checkpoint
@@ -166,6 +169,19 @@ def test_info_tells_the_machine(tenfold: Tenfold) -> None:
     assert "(cpu)" in done.stdout
     assert "tf32" in done.stdout
     assert "no: tf32 needs an NVIDIA GPU" in done.stdout
+    assert "peak rate" in done.stdout
+    for feature in FEATURES:
+        assert f"\n{NAMES.get(feature, feature)} " in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 100
+
+
+def test_info_names_the_torch_for_a_card_that_this_one_lacks_kernels_for() -> None:
+    v100 = Hardware("cuda", "Tesla V100-SXM2-16GB", 1, 16_945_512_448, (7, 0), torch="2.13.0+cu130", triton=True)
+    told = " ".join(machine_table(replace(v100, built_for=("sm_75", "sm_90"))).split())
+    assert "unusable" in told
+    assert "built for CUDA 12.6" in told
+    assert "fp32 15.7, tf32 unknown, bf16 unknown, fp16 125, fp8 unknown TFLOP/s dense (V100 SXM2 16GB)" in told
+    assert "unusable" not in machine_table(v100)
 
 
 def test_explicit_speed_that_cannot_run_is_refused(tenfold: Tenfold, tiny: list[str]) -> None:
@@ -355,7 +371,7 @@ def test_processes_that_see_different_checkpoints_do_not_train(tiny: list[str], 
     command = [*torchrun(2), str(script), "train", "demo", *tiny, "--stop-at", "8"]
     two = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=150)
     assert two.returncode != 0
-    assert "the processes do not agree on the run and its newest checkpoint" in two.stderr
+    assert "the processes do not agree on the run, its newest checkpoint" in two.stderr
     assert list(checkpoint.saved_steps(tmp_path / "runs/demo/checkpoints")) == [5]
 
 

@@ -1,21 +1,27 @@
 """The step: the same mathematics however its rows are laid out, at any precision, compiled or not."""
 
+import json
 import math
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 import torch
 
-from conftest import TINY, TINY_RECIPE
+from conftest import ROOT, TINY, TINY_RECIPE, environment
 from tenfold.data.shards import Corpus
+from tenfold.errors import HardwareError
 from tenfold.model.attention import KERNELS
 from tenfold.model.gpt import GPT
 from tenfold.model.head import LOSSES
 from tenfold.recipe import Recipe, lr_at
+from tenfold.training.health import check_head
 from tenfold.training.optimizers import groups
-from tenfold.training.precision import DynamicLossScale
+from tenfold.training.precision import DynamicLossScale, autocast
+from tenfold.training.prepare import own_gradients, probe_compile, replays_graphs
 from tenfold.training.speed import Speed
-from tenfold.training.trainer import rescale
+from tenfold.training.trainer import rescale, trainer_for
 from training import EXACT, losses, trainer
 
 
@@ -57,19 +63,33 @@ def test_the_step_is_plain_pytorch(corpus: Corpus) -> None:
         torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
 
 
-TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3, "fp16": 5e-3}
+HERE = [name for name in LOSSES if name != "torch" or hasattr(torch.nn.functional, "linear_cross_entropy")]  # 2.13
+TOLERANCE = {"fp32": 1e-5, "bf16": 5e-3, "fp16": 5e-3, "fp8": 2e-2}
+SPEEDS = [  # of this CPU: kernels for GPUs are in test_kernels.py
+    (precision, attention, loss, recompute)
+    for precision in ("fp32", "bf16", "fp16")
+    for attention in ("naive", "sdpa", "flash", "rows")
+    for loss in HERE
+    for recompute in ("none", "blocks")
+    if loss == "plain" or recompute == "none"
+]
+SPEEDS.append(("fp8", "sdpa", "plain", "none"))  # seconds: torch's 8-bit products on CPUs are only for tests
 
 
-@pytest.mark.parametrize("precision", TOLERANCE)
-@pytest.mark.parametrize("attention", KERNELS)
-@pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("recompute", ["none", "blocks"])
+@pytest.fixture(scope="module")
+def exact(corpus: Corpus) -> list[float]:
+    """The losses of ten steps."""
+    return losses(trainer(corpus.train), 10)
+
+
+@pytest.mark.parametrize(("precision", "attention", "loss", "recompute"), SPEEDS)
 def test_speed_never_changes_the_training(
-    corpus: Corpus, precision: str, attention: str, loss: str, recompute: str
+    corpus: Corpus, exact: list[float], precision: str, attention: str, loss: str, recompute: str
 ) -> None:
     speed = replace(EXACT, precision=precision, attention=attention, loss=loss, recompute=recompute, fused="no")
-    want, got = losses(trainer(corpus.train), 10), losses(trainer(corpus.train, speed=speed), 10)
-    assert got == pytest.approx(want, rel=TOLERANCE[precision])
+    got = losses(trainer(corpus.train, speed=speed), 10)
+    assert got == pytest.approx(exact, rel=TOLERANCE[precision])
+    assert got != exact or precision == "fp32"
 
 
 def test_speed_options_are_the_tables_rows() -> None:
@@ -79,6 +99,162 @@ def test_speed_options_are_the_tables_rows() -> None:
     hints = typing.get_type_hints(Speed)
     assert set(typing.get_args(hints["attention"])) - {"auto"} == set(KERNELS)
     assert set(typing.get_args(hints["loss"])) - {"auto"} == set(LOSSES)
+
+
+def test_fp8_is_in_the_blocks_and_not_in_evaluation(corpus: Corpus) -> None:
+    from tenfold.model.linear import LINEARS, Linear
+
+    one = trainer(corpus.train, speed=replace(EXACT, precision="fp8"))
+    products = [m.product for m in one.module.modules() if isinstance(m, Linear)]
+    assert products == [LINEARS["fp8"]] * 4 * TINY.layers
+    bf16 = trainer(corpus.train, speed=replace(EXACT, precision="bf16"))
+    x = torch.arange(13).unsqueeze(0)
+    with torch.no_grad(), one.autocast():
+        assert torch.equal(one.module(x), bf16.module(x))
+    with pytest.raises(HardwareError, match=r"multiples of 16, and model.width is 24"):
+        trainer(corpus.train, model=replace(TINY, width=24), speed=replace(EXACT, precision="fp8"))
+
+
+# --- the compiler
+
+
+def test_a_compiler_that_is_not_here_is_refused(corpus: Corpus) -> None:
+    with pytest.raises(HardwareError, match=r"speed\.backend nonesuch: this torch has only .*inductor"):
+        trainer(corpus.train, speed=replace(EXACT, compile="blocks", backend="nonesuch"))
+    with pytest.raises(HardwareError, match=r"only the backend inductor has modes, not aot_eager"):
+        trainer(corpus.train, speed=replace(EXACT, compile="blocks", backend="aot_eager", mode="max-autotune"))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # dynamo's, tracing a Function
+@pytest.mark.parametrize("scope", ["blocks", "model"])
+@pytest.mark.parametrize(
+    "choices",
+    [
+        {"attention": "rows", "loss": "chunked"},
+        {"attention": "flash", "loss": HERE[-1]},
+        {"attention": "naive", "recompute": "blocks"},
+    ],
+    ids=str,
+)
+def test_another_backend_trains_alike(corpus: Corpus, exact: list[float], scope: str, choices: dict[str, str]) -> None:
+    from torch._dynamo.utils import counters
+
+    torch.compiler.reset()
+    counters.clear()
+    speed = replace(EXACT, compile=scope, backend="aot_eager", **choices)
+    assert losses(trainer(corpus.train, speed=speed), 3) == pytest.approx(exact[:3], rel=1e-5)
+    broken = scope == "model" and choices.get("loss") == "torch"  # which is left out of the graph
+    assert bool(counters["graph_break"]) == broken, counters["graph_break"]
+
+
+def test_the_probe_finds_a_working_compiler_and_a_broken_one(monkeypatch) -> None:
+    device = torch.device("cpu")
+    assert probe_compile(device, replace(EXACT, backend="aot_eager")) is None
+
+    def broken(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> None:
+        raise ValueError("no such chip\nand a long story")
+
+    torch._dynamo.register_backend(broken)
+    try:
+        assert probe_compile(device, replace(EXACT, backend="broken")) == "ValueError: no such chip"
+    finally:
+        del torch._dynamo.backends.registry._BACKENDS["broken"]
+    said = probe_compile(device, replace(EXACT, backend="nonesuch"))
+    assert said is not None
+    assert said.startswith("HardwareError: speed.backend nonesuch")
+
+
+@pytest.mark.timeout(120)
+def test_the_probe_names_a_missing_compiler_and_training_goes_on(corpus: Corpus) -> None:
+    """In a process that has no C++ compiler: one line, nothing printed, and the same losses as ever."""
+    script = f"""
+import json, sys, torch
+sys.path.insert(0, {str(ROOT / "tests")!r})
+from pathlib import Path
+from tenfold.data.shards import open_corpus
+from tenfold.training.prepare import probe_compile
+from training import EXACT, losses, trainer
+said = [probe_compile(torch.device("cpu"), EXACT) for _ in range(2)]
+print(json.dumps([said, losses(trainer(open_corpus(Path({str(corpus.path)!r})).train), 3)]))
+"""
+    hidden = {**environment(), "CXX": "/nonexistent", "PATH": ""}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=110, env=hidden)
+    assert done.returncode == 0, done.stderr[-3000:]
+    said, got = json.loads(done.stdout)
+    assert said == ["no working C++ compiler (g++ or clang++) was found"] * 2
+    assert done.stderr == ""
+    assert got == losses(trainer(corpus.train), 3)
+
+
+# --- CUDA graphs, as far as a CPU can tell
+
+
+def graph_like(buffer: torch.Tensor) -> type[torch.autograd.Function]:
+    """x * weight, whose gradient lies in the same memory at every call, as a CUDA graph's outputs do."""
+
+    class Replayed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, weight, x):
+            ctx.save_for_backward(x)
+            return (weight * x).sum()
+
+        @staticmethod
+        def backward(ctx, dy):
+            return buffer.copy_(ctx.saved_tensors[0] * dy).view_as(buffer), None
+
+    return Replayed
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_gradients_survive_the_next_replay(own: bool) -> None:
+    """Three micro-steps whose gradients overwrite each other's memory: 1 + 10 + 100, if the first one is copied."""
+    layer = torch.nn.Linear(4, 1, bias=False)
+    replayed = graph_like(torch.empty(1, 4))
+    if own:
+        own_gradients(layer)
+    for _ in range(2):
+        for value in (1.0, 10.0, 100.0):
+            replayed.apply(layer.weight, torch.full((1, 4), value)).backward()
+        assert layer.weight.grad is not None
+        assert (layer.weight.grad.tolist() == [[111.0] * 4]) == own
+        layer.weight.grad = None
+
+
+def test_graphs_are_replayed_only_where_they_are() -> None:
+    cuda, cpu = torch.device("cuda"), torch.device("cpu")
+    graphs = replace(EXACT, compile="blocks", mode="reduce-overhead")
+    assert replays_graphs(graphs, cuda)
+    assert replays_graphs(replace(EXACT, compile="model", backend="cudagraphs"), cuda)
+    assert not replays_graphs(graphs, cpu)
+    assert not replays_graphs(replace(graphs, compile="none"), cuda)
+    assert not replays_graphs(replace(graphs, mode="default"), cuda)
+
+
+def test_with_graphs_each_micro_step_is_marked(corpus: Corpus, monkeypatch) -> None:
+    want, marks = losses(trainer(corpus.train), 3), []
+    monkeypatch.setattr("tenfold.training.prepare.replays_graphs", lambda speed, device: True)
+    monkeypatch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: marks.append(1))
+    one = trainer(corpus.train, speed=replace(EXACT, rows=2))
+    assert losses(one, 3) == pytest.approx(want, rel=1e-5)
+    assert len(marks) == 3 * one.split.accum == 12
+    with pytest.raises(HardwareError, match=r"fsdp: speed.mode reduce-overhead replays CUDA graphs"):
+        trainer(corpus.train, speed=replace(EXACT, parallel="fsdp", mode="reduce-overhead"))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+@pytest.mark.parametrize("scope", ["blocks", "model"])
+def test_cuda_graphs_train_alike(corpus: Corpus, scope: str) -> None:
+    """Four micro-steps a step, each a replay."""
+    from tenfold import world as worlds
+
+    def on_gpu(speed: Speed) -> list[float]:
+        world = worlds.join("cuda")
+        return losses(trainer_for(GPT(TINY).initialise(1), TINY_RECIPE, speed, corpus.train, world), 6)
+
+    plain = replace(EXACT, device="cuda", rows=2)
+    graphs = replace(plain, compile=scope, mode="reduce-overhead")
+    assert on_gpu(graphs) == pytest.approx(on_gpu(plain), rel=1e-4)
 
 
 def test_fp16_skips_an_update_that_overflowed(corpus: Corpus) -> None:
@@ -172,3 +348,26 @@ def test_compiled_equals_eager_and_lengths_compile_nothing(corpus: Corpus, scope
     assert got == pytest.approx(want, rel=1e-5)
     assert counters["stats"]["unique_graphs"] == 0, dict(counters["stats"])
     assert set(one.module.state_dict()) == set(GPT(TINY).state_dict())
+
+
+def test_the_head_is_checked_against_the_cpu() -> None:
+    """Some builds of torch multiply the 50,304 rows of the head wrongly from 9 rows of input on."""
+    weight = torch.randn(50304, 64, generator=torch.Generator().manual_seed(1))
+
+    def wrong_from_nine(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.linear(x, w)
+        return y if len(x) < 9 else y.roll(1, 1)
+
+    check_head(weight, torch.device("cpu"))
+    with pytest.raises(HardwareError, match=r"the head's product of 9 rows is .* from the CPU's; use another version"):
+        check_head(weight, torch.device("cpu"), wrong_from_nine)
+
+
+@pytest.mark.parametrize(("precision", "state"), [("tf32", "high"), ("fp32", "highest"), ("bf16", "highest")])
+def test_tf32_is_set_by_one_call_without_warnings(precision: str, state: str) -> None:
+    """The old and the new way of torch may not be mixed, and say so; warnings are errors here."""
+    try:
+        autocast(precision, torch.device("cpu"))
+        assert torch.get_float32_matmul_precision() == state
+    finally:
+        torch.set_float32_matmul_precision("highest")

@@ -16,14 +16,16 @@ from tenfold.data.shards import Corpus
 from tenfold.data.tokenizer import from_spec
 from tenfold.datasets import fitted, open_or_prepare
 from tenfold.environment import environment
-from tenfold.errors import CheckpointError, ConfigError, DataError
+from tenfold.errors import CheckpointError, ConfigError, DataError, HardwareError
 from tenfold.generate import LanguageModel
 from tenfold.hardware import Hardware, choose, detect
+from tenfold.ladder.tune import recall
 from tenfold.model.gpt import GPT
 from tenfold.run import Run, check_preset, from_dict, preset, reconcile, to_dict
 from tenfold.training import checkpoint, fit, loop
-from tenfold.training.health import Diverged
-from tenfold.training.speed import resolve
+from tenfold.training.health import Diverged, check_head
+from tenfold.training.prepare import probe_compile
+from tenfold.training.speed import Speed, resolve
 from tenfold.training.trainer import Trainer, trainer_for
 from tenfold.work import Work
 from tenfold.world import World, join, launched
@@ -106,7 +108,7 @@ def build(
     run: Run, corpus: Corpus, folder: Path, hardware: Hardware, world: World, shown: Display
 ) -> tuple[Trainer, Path | None]:
     """The trainer with initial weights or, if there is a checkpoint to go on from, that one's; and where it lies."""
-    speed, why = resolve(run.speed, run.model, run.recipe, hardware, world.size)
+    speed, why = executed(run, hardware, world, shown)
     root = folder / "checkpoints"
     with world.lead_first() as lead:
         if lead:
@@ -116,10 +118,10 @@ def build(
         if lead:
             checkpoint.set_aside(root, position if latest else -1)
     same = replace(run, data="")  # shards may lie elsewhere on another machine; recipe.data is what they hold
-    if not world.agree((position, to_dict(same))):
+    if not world.agree((position, to_dict(same), speed)):
         raise ConfigError(
-            "the processes do not agree on the run and its newest checkpoint; start all of them with the same options, "
-            "in folders that share runs/"
+            "the processes do not agree on the run, its newest checkpoint and what was tuned; start all of them with "
+            "the same options, in folders that share runs/"
         )
     if position > run.recipe.steps:
         raise ConfigError(
@@ -130,6 +132,8 @@ def build(
         checkpoint.load_weights(model, latest)
     else:
         model.initialise(run.recipe.seed)
+    if world.device.type != "cpu":
+        check_head(model.wte.weight, world.device)
     trainer = trainer_for(model, run.recipe, speed, corpus.train, world)
     rows = fit.fit(trainer, fixed=run.speed.rows != "auto")
     if latest:
@@ -140,6 +144,28 @@ def build(
         shown.say(f"auto: {why}{fewer}")
     trainer.speed = replace(speed, rows=rows)
     return trainer, latest
+
+
+def executed(run: Run, hardware: Hardware, world: World, shown: Display) -> tuple[Speed, str]:
+    """The run's speed with nothing left open, from what was tuned here or else the hardware table, and why so. A
+    compiler that does not work is found by trying it: `auto` goes on without, a speed.compile that was given is refused
+    with HardwareError."""
+    tuned, stale = recall(run.model, run.recipe.length, hardware)
+    if stale:
+        shown.say(stale)
+    speed, why = resolve(run.speed, run.model, run.recipe, hardware, world.size, tuned.speed if tuned else None)
+    if speed.compile == "none":
+        return speed, why
+    missing = probe_compile(world.device, speed)
+    if world.least(int(missing is None)):
+        return speed, why
+    missing = missing or "it failed on another process"
+    if run.speed.compile != "auto":
+        raise HardwareError(
+            f"speed.compile {speed.compile} does not work here: {missing}; mend that, or use none or auto"
+        )
+    shown.say(f"warning: torch.compile does not work here: {missing}; training goes on uncompiled")
+    return replace(speed, compile="none", mode="default"), why
 
 
 def write_run(run: Run, trainer: Trainer, corpus: Corpus, folder: Path, hardware: Hardware) -> None:

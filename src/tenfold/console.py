@@ -6,10 +6,15 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
 
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.spinner import Spinner
+from rich.text import Text
+
+from tenfold.ladder.report import table
 
 
 class Display(AbstractContextManager, Protocol):
@@ -139,3 +144,41 @@ class Terminal:
 
     def sample(self, step: int, text: str) -> None:
         self.console.print(Panel(escape(printable(text)), title=f"sample at step {step}", title_align="left"))
+
+
+class Climbing:
+    """Shows rungs while they are measured: a table that grows on a terminal, a line a rung elsewhere."""
+
+    def __init__(self, heading: str) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.heading, self.done = heading, 0
+        self.live = Live(console=self.console, transient=True, auto_refresh=True, refresh_per_second=4)
+
+    def __enter__(self) -> Climbing:
+        self.say(self.heading)
+        if self.console.is_terminal:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.live.stop()
+
+    def say(self, text: str) -> None:
+        """One line for the user."""
+        self.console.print(escape(text), soft_wrap=True)
+
+    def told(self, ladder: dict[str, Any], current: str) -> None:
+        """The rungs so far, and the one that is being measured, if one is."""
+        rungs = ladder["rungs"]
+        if self.console.is_terminal:
+            now = Spinner("dots", f" measuring {escape(current)}") if current else Text("")
+            self.live.update(Group(Text(table(ladder)), now))
+            return
+        for rung in rungs[self.done :]:
+            figures = rung["reason"] or ""
+            if rung["seconds_per_step"]:
+                figures = f"{rung['seconds_per_step']:.3f} s a step, {rung['speedup']:.2f} times the first; {figures}"
+            self.say(f"{rung['name']:<16} {rung['status']:<9} {figures.rstrip('; ')}")
+        self.done = len(rungs)

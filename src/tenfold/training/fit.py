@@ -10,10 +10,12 @@ from tenfold.errors import HardwareError
 from tenfold.training.trainer import Trainer
 from tenfold.world import World
 
+NO_MEMORY = ("not enough memory", "can't allocate memory")  # how torch says so of a host's, on Windows and elsewhere
+
 
 def out_of_memory(error: RuntimeError) -> bool:
     """Whether torch ran out of memory, on any kind of device."""
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
 def largest(trial: Callable[[int], None], rows: int, world: World, fixed: bool = False) -> int:

@@ -2,11 +2,17 @@
 told."""
 
 import math
+from collections.abc import Callable
 
-from tenfold.errors import TenfoldError
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tenfold.errors import HardwareError, TenfoldError
 
 SMALLEST_SCALE = 2.0**-14
 MARGIN = 1.2  # nats by which a first loss may exceed chance
+PRODUCT_ERROR = 1e-2  # of the largest result; TF32 makes about a thousandth
 
 
 class Diverged(TenfoldError):
@@ -34,6 +40,22 @@ def check_start(loss: float, vocab: int) -> None:
             f"the first loss is {loss:.2f}, where chance gives {chance:.2f}: the initialisation is wrong, or the tying "
             f"of the head (an embedding of unit variance, for instance)"
         )
+
+
+def check_head(weight: Tensor, device: torch.device, product: Callable[[Tensor, Tensor], Tensor] = F.linear) -> None:
+    """HardwareError if the widest product of the model, of 8 rows and of 9, differs on the device from the CPU's: some
+    builds of torch got that wrong from 9 rows on. weight: (rows, C)."""
+    draw = torch.Generator().manual_seed(0)
+    here, there = weight.detach().cpu(), weight.detach().to(device)
+    for rows in (8, 9):
+        x = torch.randn(rows, weight.size(1), generator=draw)
+        want, got = F.linear(x, here), product(x.to(device), there).cpu()
+        apart = (got - want).abs().max().item() / want.abs().max().item()
+        if not apart < PRODUCT_ERROR:
+            raise HardwareError(
+                f"{device} multiplies wrongly: the head's product of {rows} rows is {apart:.1e} from the CPU's; "
+                f"use another version of torch, or --speed.device cpu"
+            )
 
 
 class Validation:
