@@ -57,8 +57,11 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), y.flatten())
 
 
-def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], rows: int, length: int):
-    """A closure that makes one update on random tokens and returns the loss. The same for every contender."""
+def training_step(
+    model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], rows: int, length: int, device: str = "cpu"
+):
+    """A closure that makes one update on random tokens and returns the loss, for which it waits. The same for every
+    contender."""
     decayed = [p for p in model.parameters() if p.dim() == 2]
     plain = [p for p in model.parameters() if p.dim() != 2]
     groups = [{"params": decayed, "weight_decay": 0.1}, {"params": plain, "weight_decay": 0.0}]
@@ -66,8 +69,8 @@ def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], ro
     generator = torch.Generator().manual_seed(0)
 
     def step() -> float:
-        tokens = torch.randint(VOCAB, (rows, length + 1), generator=generator)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
+        tokens = torch.randint(VOCAB, (rows, length + 1), generator=generator).to(device)
+        with torch.autocast(torch.device(device).type, dtype=torch.bfloat16):
             value = loss(tokens[:, :-1], tokens[:, 1:])
         value.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -78,11 +81,11 @@ def training_step(model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor], ro
     return step
 
 
-def plain_step(rows: int = 4, length: int = 512, compiled: bool = False):
+def plain_step(rows: int = 4, length: int = 512, compiled: bool = False, device: str = "cpu"):
     """The baseline's step() on `rows` rows of `length` tokens."""
     torch.manual_seed(0)
-    model = GPT2()
-    return training_step(model, torch.compile(model) if compiled else model, rows, length)
+    model = GPT2().to(device)
+    return training_step(model, torch.compile(model) if compiled else model, rows, length, device)
 
 
 def transformers_step(rows: int = 4, length: int = 512, compiled: bool = False):

@@ -479,10 +479,18 @@ def test_rows_are_halved_until_they_fit(run: Run, corpus: Corpus) -> None:
         fit.largest(trial, 8, alone, fixed=True)
 
     def never(rows: int) -> None:
-        raise RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 9 bytes")
+        raise torch.OutOfMemoryError(
+            "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 15.00 GiB of which 1.50 GiB "
+            "is free."
+        )
 
-    with pytest.raises(TenfoldError, match="not even one row fits"):
+    told = r"not even one row fits the device's memory \(2\.00 GiB more were asked for, 1\.50 GiB were free\); use"
+    with pytest.raises(TenfoldError, match=told):
         fit.largest(never, 8, alone)
+
+    for words in ("DefaultCPUAllocator: not enough memory: you", "DefaultCPUAllocator: can't allocate memory: you"):
+        assert fit.out_of_memory(RuntimeError(f"{words} tried to allocate 9 bytes"))
+        assert fit.shortage(f"{words} tried to allocate 9 bytes") == " (9 bytes more were asked for)"
 
     def broken(rows: int) -> None:
         raise RuntimeError("shape mismatch")

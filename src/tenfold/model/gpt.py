@@ -50,6 +50,16 @@ class SelfAttention(nn.Module):
         return self.c_proj(y.transpose(1, 2).reshape(B, T, C))
 
 
+def gelu(x: Tensor) -> Tensor:
+    """GELU in GPT-2's tanh form, 0.5 x (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2 u), which is
+    the same. Compilers make one exponential of that, in half of tanh's time on a CPU; uncompiled, torch's own is
+    faster."""
+    if not torch.compiler.is_compiling():
+        return F.gelu(x, approximate="tanh")
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * torch.sigmoid(2 * math.sqrt(2 / math.pi) * (wide + 0.044715 * wide**3))).to(x.dtype)
+
+
 class MLP(nn.Module):
     """Two linear layers with GPT-2's tanh form of GELU between them."""
 
@@ -59,7 +69,7 @@ class MLP(nn.Module):
         self.c_proj = Linear(4 * config.width, config.width, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        return self.c_proj(gelu(self.c_fc(x)))
 
 
 class Block(nn.Module):

@@ -51,7 +51,8 @@ def chunked_sum(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sum of the losses and, if `wanted` (else empty), its gradients by x and weight. x: (N, C); weight: (rows, C);
     targets: (N,). Products run in `dtype`, softmax and sums over chunks in at least fp32."""
-    loss, dx, dweight = (torch.zeros_like(t) for t in chunked_shapes(x, weight, targets, vocab, dtype, wanted))
+    loss, dx, dweight = chunked_shapes(x, weight, targets, vocab, dtype, wanted)
+    loss.zero_()
     with torch.autocast(x.device.type, enabled=False):
         x, weight = x.to(dtype), weight.to(dtype)
         for start in range(0, x.size(0), CHUNK):
@@ -63,7 +64,8 @@ def chunked_sum(
             if wanted:
                 real = (target != IGNORE).unsqueeze(1)  # masking here is cheap: C columns, not the vocabulary's
                 dx[start : start + CHUNK] = (z @ weight).mul_(real)
-                dweight += z.t() @ (part * real)
+                both = z.t() @ (part * real)
+                dweight = dweight.add_(both) if start else dweight.copy_(both)  # zeros first would cost a pass
     return loss, dx, dweight
 
 

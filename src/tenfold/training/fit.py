@@ -1,5 +1,6 @@
 """How many rows a device holds at a time, found by trying before the first step and agreed by all processes."""
 
+import re
 from collections.abc import Callable
 
 import torch
@@ -18,11 +19,19 @@ def out_of_memory(error: RuntimeError) -> bool:
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in NO_MEMORY)
 
 
+def shortage(message: str) -> str:
+    """By how much memory was missing, from torch's words for it: ' (2.00 GiB more were asked for, 1.50 GiB were free)'."""
+    asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", message)
+    free = re.search(r"of which ([\d.]+ \w+) is free", message)
+    return f" ({asked[1]} more were asked for{f', {free[1]} were free' if free else ''})" if asked else ""
+
+
 def largest(trial: Callable[[int], None], rows: int, world: World, fixed: bool = False) -> int:
     """The first of rows, rows / 2, rows / 4 ... for which `trial` has enough memory on every process.
 
     HardwareError if not even one row fits, or `rows` do not and they are `fixed`, that is, asked for.
     """
+    told = ""
     while True:
         try:
             trial(rows)
@@ -30,7 +39,7 @@ def largest(trial: Callable[[int], None], rows: int, world: World, fixed: bool =
         except RuntimeError as error:
             if not out_of_memory(error):
                 raise
-            fits = 0
+            fits, told = 0, shortage(str(error))
         if world.least(fits):  # one process that halves alone would leave the others waiting
             return rows
         if fixed:
@@ -39,7 +48,7 @@ def largest(trial: Callable[[int], None], rows: int, world: World, fixed: bool =
             )
         if rows == 1:
             raise HardwareError(
-                "not even one row fits the device's memory; use a shorter recipe.length, speed.recompute blocks, "
+                f"not even one row fits the device's memory{told}; use a shorter recipe.length, speed.recompute blocks, "
                 "speed.parallel fsdp on several devices, or a smaller model"
             )
         rows //= 2
