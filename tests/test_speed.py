@@ -1,5 +1,6 @@
 """What `auto` becomes and what is refused, decided from plain facts of machines that are not here."""
 
+import os
 import typing
 from dataclasses import replace
 from types import SimpleNamespace
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from tenfold.errors import ConfigError, HardwareError
-from tenfold.hardware import FEATURES, Hardware, choose, detect, look, runs_on
+from tenfold.hardware import FEATURES, Hardware, busy, choose, cores, detect, look, runs_on
 from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 from tenfold.training.speed import NEEDS, Speed, resolve, supported
@@ -312,3 +313,12 @@ def test_this_machine_is_detected() -> None:
         choose("tpu")
     with pytest.raises((HardwareError, ConfigError)):
         choose("cuda:99")
+
+
+def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 9.0, 9.0))
+    assert busy() is None
+    monkeypatch.setattr(os, "getloadavg", lambda: (float(cores()), 0.0, 0.0))
+    assert busy() == (
+        f"warning: this machine is busy (load {cores():.1f} on {cores()} cores); what is measured now will be too slow"
+    )

@@ -315,7 +315,7 @@ def ladder(arguments: Sequence[str]) -> int:
     from pathlib import Path
 
     from tenfold.console import Climbing
-    from tenfold.hardware import detect
+    from tenfold.hardware import busy, detect
     from tenfold.ladder import record, report
     from tenfold.ladder.climb import Terms
 
@@ -329,6 +329,8 @@ def ladder(arguments: Sequence[str]) -> int:
     folder = Path(options.out) if options.out else record.LADDERS / base.preset
     device = options.device if options.device != "auto" else hardware.kind
     with Climbing(f"ladder {base.preset} on {hardware.described}: {shape.rows} rows of {shape.length} a step") as shown:
+        if told := busy():
+            shown.say(told)
         try:
             done, written = record.ladder(run, hardware, device, shape, terms, folder, shown.told, options.again)
         except KeyboardInterrupt:
@@ -364,7 +366,7 @@ def tune(arguments: Sequence[str]) -> int:
     if not 0 < options.minutes < math.inf:
         raise ConfigError(f"--minutes {options.minutes}: give a number above 0")
     from tenfold.console import Climbing
-    from tenfold.hardware import detect
+    from tenfold.hardware import busy, detect
     from tenfold.ladder import record, report
     from tenfold.ladder.tune import tune as find
 
@@ -374,6 +376,8 @@ def tune(arguments: Sequence[str]) -> int:
     shape = record.shape(run, hardware, options.rows, run.recipe.length)
     heading = f"tune {base.preset} on {hardware.described}: {shape.rows} rows of {shape.length} a step"
     with Climbing(f"{heading}, about {options.minutes:g} minutes") as shown:
+        if told := busy():
+            shown.say(told)
         found = find(run, hardware, shape.rows, options.minutes, shown.told, options.all)
     print(report.table(found.ladder))
     print(found.said)

@@ -16,6 +16,7 @@ from tenfold.errors import ConfigError, HardwareError
 from tenfold.reference import cards
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4  # of glibc's malloc.h
+BUSY = 0.4  # load average a core from which measurements suffer: a single busy process halves the speed of two cores
 KINDS = ("cpu", "cuda", "mps", "xpu")
 UNTRIED = {
     "mps": "untested: no Apple GPU was at hand",
@@ -224,6 +225,17 @@ def cpu_name() -> str:
 def cores() -> int:
     """Cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def busy() -> str | None:
+    """A line if other processes keep this machine's processor busy, so that what is measured now would be too slow."""
+    try:
+        load = os.getloadavg()[0]
+    except (AttributeError, OSError):
+        return None
+    if load < BUSY * cores():
+        return None
+    return f"warning: this machine is busy (load {load:.1f} on {cores()} cores); what is measured now will be too slow"
 
 
 def host_memory() -> int:

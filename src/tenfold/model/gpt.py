@@ -51,8 +51,8 @@ class SelfAttention(nn.Module):
 
 
 def gelu(x: Tensor) -> Tensor:
-    """GELU in GPT-2's tanh form, 0.5 x (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2 u), which is
-    the same. Compilers make one exponential of that, in half of tanh's time on a CPU; uncompiled, torch's own is
+    """GELU in GPT-2's tanh form, 0.5 x (1 + tanh u) with u = sqrt(2 / pi) (x + 0.044715 x^3), as x sigmoid(2 u), which
+    is the same. Compilers make one exponential of that, in half of tanh's time on a CPU; uncompiled, torch's own is
     faster."""
     if not torch.compiler.is_compiling():
         return F.gelu(x, approximate="tanh")

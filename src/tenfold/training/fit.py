@@ -20,7 +20,7 @@ def out_of_memory(error: RuntimeError) -> bool:
 
 
 def shortage(message: str) -> str:
-    """By how much memory was missing, from torch's words for it: ' (2.00 GiB more were asked for, 1.50 GiB were free)'."""
+    """How much memory was missing, by torch's own words: ' (2.00 GiB more were asked for, 1.50 GiB were free)'."""
     asked = re.search(r"[Tt]ried to allocate ([\d.]+ \w+)", message)
     free = re.search(r"of which ([\d.]+ \w+) is free", message)
     return f" ({asked[1]} more were asked for{f', {free[1]} were free' if free else ''})" if asked else ""
@@ -48,8 +48,8 @@ def largest(trial: Callable[[int], None], rows: int, world: World, fixed: bool =
             )
         if rows == 1:
             raise HardwareError(
-                f"not even one row fits the device's memory{told}; use a shorter recipe.length, speed.recompute blocks, "
-                "speed.parallel fsdp on several devices, or a smaller model"
+                f"not even one row fits the device's memory{told}; use a shorter recipe.length, speed.recompute "
+                "blocks, speed.parallel fsdp on several devices, or a smaller model"
             )
         rows //= 2
 
