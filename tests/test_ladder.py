@@ -182,7 +182,8 @@ def test_every_rung_that_a_cpu_can_run_climbs(tmp_path: Path, monkeypatch: pytes
     """With parity, from a cold compiler's cache; then once more, from a warm one."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     hardware = detect("cpu")
-    rungs = [replace(r, slack=1e9) for r in RUNGS]  # how fast is not the question here
+    # how fast is not the question here, and what takes minutes for GPT-2 takes seconds for this model
+    rungs = [replace(r, slack=1e9, slow=r.slow and r.name != "torch-loss") for r in RUNGS]
     rows = climbed(rungs)
     never = {"batch", "refit", "autotune", "tf32", "ddp", "fp16", "flash", "cudnn", "fa3", "graphs", "fp8", "flex"}
     for name, row in rows.items():
@@ -317,11 +318,12 @@ def test_a_model_that_does_not_fit_the_host_is_refused() -> None:
 def test_the_shape_of_a_step_suits_the_machine() -> None:
     gpt2 = preset("gpt2-124m")
     h200 = replace(CPU, kind="cuda", memory_bytes=150_000_000_000)
-    assert record.shape(gpt2, CPU) == record.Shape(4, 512, 4)
+    assert record.shape(gpt2, CPU) == record.Shape(2, 512, 2)
     assert record.shape(gpt2, h200) == record.Shape(64, 1024, 4)
     assert record.shape(gpt2, replace(h200, memory_bytes=16_000_000_000)) == record.Shape(8, 1024, 4)
     assert record.shape(gpt2, CPU, rows=2, length=128) == record.Shape(2, 128, 2)
-    assert record.shape(preset("demo"), CPU) == record.Shape(16, 128, 16)
+    assert record.shape(preset("demo"), CPU) == record.Shape(8, 128, 8)
+    assert record.shape(gpt2, CPU, search=True) == record.Shape(2, 512, 1)
     with pytest.raises(ConfigError, match=r"--length 2048 is more than model.context 1024"):
         record.shape(gpt2, CPU, length=2048)
     with pytest.raises(ConfigError, match="--rows -1"):

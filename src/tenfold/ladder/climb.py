@@ -207,6 +207,10 @@ class Climber:
             )
         elif self.below and row.speedup_before is not None and row.speedup_before < 1 - rung.slack:
             row.status, row.reason = "rejected", "slower than the rung below"
+        elif row.speedup_before is not None and row.speedup_before < 1:
+            row.reason = (
+                f"taken for its shorter first step, although a step takes {1 / row.speedup_before - 1:.0%} longer"
+            )
 
 
 def as_json(run: Run, hardware: Hardware, rows: Sequence[Row]) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def table(ladder: Ladder) -> str:
             lines.append(across(laid(row), rung.get("reason")))
             continue
         lines.append(laid(row))
-        if figures.status(rung) == "failed":
+        if figures.status(rung) == "failed" or (figures.status(rung) == "ok" and rung.get("reason")):
             lines.append(across("", rung.get("reason")))
     return "\n".join(lines)
 
