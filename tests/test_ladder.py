@@ -308,11 +308,19 @@ def test_a_file_that_is_no_ladder_is_not_replaced(tmp_path: Path, content: str, 
     assert (tmp_path / "ladder.json").read_text() == content
 
 
-def test_a_model_that_does_not_fit_the_host_is_refused() -> None:
-    """16 bytes a parameter: 1.558 thousand million need 24.9 GB."""
-    with pytest.raises(HardwareError, match=r"gpt2-1558m needs 24\.9 GB .*, 8\.9 GB more than A processor \(cpu\) has"):
-        check_fits(preset("gpt2-1558m"), replace(CPU, memory_bytes=16_000_000_000))
-    check_fits(preset("gpt2-124m"), replace(CPU, memory_bytes=2_000_000_000))
+def test_a_model_that_does_not_fit_the_host_is_refused(tmp_path: Path) -> None:
+    """By how much, before anything is started: 16 bytes for each of 1,557,611,200 parameters, and a row's activations
+    and logits."""
+    big = bottom(measurable(preset("gpt2-1558m"), 4, 512), "cpu", 4)
+    with pytest.raises(
+        HardwareError, match=r"gpt2-1558m needs 27\.7 GB for one row of 512 in fp32, 11\.7 GB more than"
+    ):
+        check_fits(big, replace(CPU, memory_bytes=16_000_000_000))
+    check_fits(big, replace(CPU, memory_bytes=28_000_000_000))
+    small, shape = replace(CPU, memory_bytes=25_000_000_000), record.Shape(4, 512, 4)
+    with pytest.raises(HardwareError, match=r"2\.7 GB more"):
+        record.ladder(preset("gpt2-1558m"), small, "cpu", shape, QUICK, tmp_path / "new", lambda d, c: None)
+    assert not (tmp_path / "new").exists()
 
 
 def test_the_shape_of_a_step_suits_the_machine() -> None:

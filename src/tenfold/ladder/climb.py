@@ -14,11 +14,11 @@ from typing import Any
 from tenfold.errors import HardwareError
 from tenfold.hardware import Hardware
 from tenfold.ladder.measure import Row, RungFailed, Worker, timed
+from tenfold.ladder.plan import memory_of
 from tenfold.ladder.rungs import FIT, TOLERANCE, Rung, apply, changed, processes_of, skipped
 from tenfold.run import Run
 
 FORMAT = 1
-STATE = 16  # bytes a parameter: fp32 weight, gradient and AdamW's two moments
 WARMUP = 5  # steps of learning rate warm-up: ten steps should learn something, or parity would prove little
 TWO = 0.8  # share of the host's memory that two processes may take together
 
@@ -54,13 +54,14 @@ def measurable(run: Run, rows: int, length: int) -> Run:
 
 
 def check_fits(run: Run, hardware: Hardware) -> None:
-    """HardwareError if a model's weights, gradients and moments alone are more than the memory."""
-    needed, there = run.model.parameters * STATE, hardware.memory_bytes
+    """HardwareError if a run, with nothing left open in its speed, needs more memory for a single row than there is."""
+    memory = memory_of(run, hardware.memory_bytes, 1)
+    needed, there = memory.state + memory.row, hardware.memory_bytes
     if there and needed > there:
         raise HardwareError(
-            f"{run.preset or 'this model'} needs {needed / 1e9:.1f} GB for weights, gradients and moments alone, "
-            f"{(needed - there) / 1e9:.1f} GB more than {hardware.described} has; take a smaller model, or more "
-            f"devices and train with --speed.parallel fsdp"
+            f"{run.preset or 'this model'} needs {needed / 1e9:.1f} GB for one row of {run.recipe.length} in "
+            f"{run.speed.precision}, {(needed - there) / 1e9:.1f} GB more than {hardware.described} has; take a smaller "
+            f"model, or more devices and train with --speed.parallel fsdp"
         )
 
 

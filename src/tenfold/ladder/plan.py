@@ -20,7 +20,7 @@ LENGTH = 1024
 EFFICIENCY = 0.4  # share of the peak rate that model FLOPs reach, where no speed of the card was published
 REACHED = "published PyTorch runs reach 0.31 to 0.50 on A100s and 0.39 on H100s"  # what that rests on, throughput.csv
 SHARE = 0.9  # of a device's memory that a step may take; the rest is for the allocator and the libraries
-BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2}  # of an element that autocast makes
+BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 2}  # of an element that autocast makes
 CHUNK = 1024  # tokens whose logits the chunked loss holds: model.head.CHUNK
 COLUMNS = 100
 

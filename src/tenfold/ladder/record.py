@@ -91,8 +91,8 @@ def ladder(
         HardwareError: the model does not fit this machine.
         ConfigError: another ladder lies in the folder.
     """
-    check_fits(run, hardware)
     base = bottom(measurable(run, shape.rows, shape.length), device, shape.at_a_time)
+    check_fits(base, hardware)
     saved = {} if again else saved_rows(folder, as_json(base, hardware, []))
     folder.mkdir(parents=True, exist_ok=True)
 

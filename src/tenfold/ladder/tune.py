@@ -124,10 +124,10 @@ class Found:
 def tune(run: Run, hardware: Hardware, rows: int, minutes: float, told: Told, everything: bool = False) -> Found:
     """Measure alternatives to the hardware table's choice for about so many minutes, in steps of `rows` rows, and
     remember the best. Fields of run.speed that are given stay; HardwareError if nothing could be measured."""
-    check_fits(run, hardware)
     length = run.recipe.length
     run = measurable(run, rows, length)
     speed, _ = resolve(run.speed, run.model, run.recipe, hardware)
+    check_fits(replace(run, speed=speed), hardware)
     first = Rung("auto", "The hardware table's choice")
     open_fields = {name for name, value in asdict(run.speed).items() if value == "auto"}
     rungs = [rung for rung in ALTERNATIVES if rung.field.removeprefix("speed.") in open_fields]
