@@ -60,8 +60,8 @@ def check_fits(run: Run, hardware: Hardware) -> None:
     if there and needed > there:
         raise HardwareError(
             f"{run.preset or 'this model'} needs {needed / 1e9:.1f} GB for one row of {run.recipe.length} in "
-            f"{run.speed.precision}, {(needed - there) / 1e9:.1f} GB more than {hardware.described} has; take a smaller "
-            f"model, or more devices and train with --speed.parallel fsdp"
+            f"{run.speed.precision}, {(needed - there) / 1e9:.1f} GB more than {hardware.described} has; take a "
+            f"smaller model, or more devices and train with --speed.parallel fsdp"
         )
 
 
