@@ -176,6 +176,30 @@ def test_rates_are_compared_with_products_and_the_peak_that_is_given() -> None:
     assert 1e9 < row.matrix_rate < 1e13
 
 
+def test_blocks_may_be_slower_only_for_a_shorter_first_step() -> None:
+    blocks, quick, long = rung("compile-blocks"), Row("b", "", "", "ok", first_step_seconds=9.0), Row("m", "", "", "ok")
+    long.first_step_seconds = 60.0
+    model = replace(base(), speed=replace(base().speed, compile="model"))
+
+    def slack(best: Run, below: Row | None, hardware: Hardware, row: Row = quick) -> float:
+        return Climber(best, hardware, QUICK, lambda rows, current: None, below=below).slack(blocks, row)
+
+    assert slack(model, long, CPU) == blocks.slack > 0
+    assert slack(base(), long, CPU) == 0  # the whole model was not compiled: there is nothing to shorten
+    assert slack(model, quick, CPU, long) == 0
+    assert slack(model, long, replace(CPU, kind="cuda")) == 0
+    assert slack(base(), None, CPU) == 0
+
+
+def test_ladder_and_tune_are_not_run_under_a_launcher(tmp_path: Path) -> None:
+    for verb in ("ladder", "tune"):
+        command = [sys.executable, "-m", "tenfold", verb, "demo"]
+        where = {**environment(), "RANK": "0", "WORLD_SIZE": "2"}
+        done = subprocess.run(command, cwd=tmp_path, env=where, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 2
+        assert f"{verb} starts its own processes; run it without torchrun" in done.stderr
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_every_rung_that_a_cpu_can_run_climbs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +207,7 @@ def test_every_rung_that_a_cpu_can_run_climbs(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     hardware = detect("cpu")
     # how fast is not the question here, and what takes minutes for GPT-2 takes seconds for this model
-    rungs = [replace(r, slack=1e9, slow=r.slow and r.name != "torch-loss") for r in RUNGS]
+    rungs = [replace(r, slack=1e9, for_first_step=False, slow=r.slow and r.name != "torch-loss") for r in RUNGS]
     rows = climbed(rungs)
     never = {"batch", "refit", "autotune", "tf32", "ddp", "fp16", "flash", "cudnn", "fa3", "graphs", "fp8", "flex"}
     for name, row in rows.items():
@@ -199,9 +223,9 @@ def test_every_rung_that_a_cpu_can_run_climbs(tmp_path: Path, monkeypatch: pytes
         compiled = name not in ("naive", "bf16")
         assert (row.cache is not None) == compiled, name
     assert rows["compile-blocks"].cache == "cold"
-    again = climbed([rung("naive"), replace(rung("compile-blocks"), slack=1e9)])
+    again = climbed([rung("naive"), replace(rung("compile-blocks"), slack=1e9, for_first_step=False)])
     assert again["compile-blocks"].status == "ok"
-    warm = climbed([rung("naive"), replace(rung("compile-blocks"), slack=1e9)])
+    warm = climbed([rung("naive"), replace(rung("compile-blocks"), slack=1e9, for_first_step=False)])
     assert warm["compile-blocks"].cache == "warm"
 
 

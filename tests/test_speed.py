@@ -315,6 +315,14 @@ def test_this_machine_is_detected() -> None:
         choose("cuda:99")
 
 
+def test_cuda_graphs_and_fsdp_do_not_go_together() -> None:
+    with pytest.raises(HardwareError, match=r"speed\.mode reduce-overhead: it replays CUDA graphs"):
+        auto(gpu(9, 0), processes=2, compile="blocks", mode="reduce-overhead", parallel="fsdp")
+    tuned = Speed(compile="blocks", mode="reduce-overhead")
+    speed, _ = resolve(Speed(parallel="fsdp"), ModelConfig(), Recipe(), gpu(9, 0), 2, tuned)
+    assert speed.mode == "default"
+
+
 def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "getloadavg", lambda: (0.1, 9.0, 9.0))
     assert busy() is None

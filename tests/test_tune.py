@@ -35,15 +35,16 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_what_was_tuned_is_remembered_for_this_model_length_and_machine() -> None:
-    tune.remember(FOUND, MODEL, 512, CPU)
-    assert tune.recall(MODEL, 512, CPU) == (FOUND, "")
+    tune.remember(FOUND, MODEL, 512, CPU, Speed())
+    assert tune.recall(MODEL, 512, CPU, Speed()) == (FOUND, "")
     for other in (
         (MODEL, 1024, CPU),
         (replace(MODEL, layers=24), 512, CPU),
+        (replace(MODEL, vocab=257, padded_vocab=0), 512, CPU),
         (MODEL, 512, replace(CPU, name="Another")),
         (MODEL, 512, replace(CPU, count=4)),
     ):
-        assert tune.recall(*other) == (None, "")
+        assert tune.recall(*other, Speed()) == (None, "")
 
 
 @pytest.mark.parametrize(
@@ -61,16 +62,26 @@ def test_what_was_tuned_is_remembered_for_this_model_length_and_machine() -> Non
     ],
 )
 def test_a_stale_or_foreign_file_is_ignored_with_a_line(spoil: Callable[[str], str], told: str) -> None:
-    path = tune.remember(FOUND, MODEL, 512, CPU)
+    path = tune.remember(FOUND, MODEL, 512, CPU, Speed())
     before = path.read_text()
     assert spoil(before) != before
     path.write_text(spoil(before))
-    found, line = tune.recall(MODEL, 512, CPU)
+    found, line = tune.recall(MODEL, 512, CPU, Speed())
     assert found is None
     assert f"{path} is ignored: " in line
     assert told in line
     assert "`tenfold tune` makes it anew" in line
     assert "\n" not in line
+
+
+def test_what_was_tuned_for_given_options_counts_where_they_are_given() -> None:
+    asked = Speed(precision="fp32", device="cpu", parallel="none")
+    tune.remember(FOUND, MODEL, 512, CPU, asked)
+    found, line = tune.recall(MODEL, 512, CPU, Speed())
+    assert found is None
+    assert "is ignored: it was tuned for speed.precision fp32; `tenfold tune`" in line
+    assert tune.recall(MODEL, 512, CPU, Speed(precision="fp32", loss="plain")) == (FOUND, "")
+    assert tune.recall(MODEL, 512, CPU, Speed(precision="bf16"))[0] is None
 
 
 def test_auto_takes_what_was_tuned_and_given_values_stay() -> None:
@@ -123,13 +134,13 @@ def test_tune_then_train(tmp_path: Path, text_file: Path) -> None:
     kept = json.loads(path.read_text())["tuned"]
     assert kept["tokens_per_second"] > 0
     assert kept["speed"]["precision"] == "auto"  # demo gives one
-    assert kept["speed"]["rows"] in (1, 2, 4)
+    assert kept["speed"]["rows"] in (1, 2, "auto")  # auto: as many as were tried, or more
     short = ["--recipe.rows", "8", "--recipe.length", "32", "--stop-at", "2", "--cadence.sample", "0"]
     trained = call("train", "demo", *model, *short, "--data", str(text_file), "--tokenizer", "bytes")
     assert trained.returncode == 0, trained.stderr
     assert "(tuned)" in trained.stderr
-    assert f"rows {kept['speed']['rows']} (tuned)" in trained.stderr
-    assert f"({8 // kept['speed']['rows']} x 1 x {kept['speed']['rows']} rows)" in trained.stderr
+    rows = 8 if kept["speed"]["rows"] == "auto" else kept["speed"]["rows"]
+    assert f"({8 // rows} x 1 x {rows} rows)" in trained.stderr
     planned = call("plan", "demo", *model, "--recipe.length", "32")
     assert planned.returncode == 0, planned.stderr
     assert "measured on this machine on " in planned.stdout
@@ -154,7 +165,7 @@ def test_a_compiler_that_fails_is_found_by_trying(
     monkeypatch.delenv("CXX", raising=False)
     model = ModelConfig(layers=2, heads=2, width=32, context=32, vocab=257, padded_vocab=0, bias=False)
     tuned = replace(FOUND, speed=Speed(compile="blocks", rows=8))
-    tune.remember(tuned, model, 32, detect("cpu"))
+    tune.remember(tuned, model, 32, detect("cpu"), Speed())
     common = ["--data", str(text_file), "--tokenizer", "bytes", *TINY_OPTIONS, "--stop-at", "3"]
 
     def call(*given: str) -> subprocess.CompletedProcess[str]:

@@ -150,7 +150,7 @@ def executed(run: Run, hardware: Hardware, world: World, shown: Display) -> tupl
     """The run's speed with nothing left open, from what was tuned here or else the hardware table, and why so. A
     compiler that does not work is found by trying it: `auto` goes on without, a speed.compile that was given is refused
     with HardwareError."""
-    tuned, stale = recall(run.model, run.recipe.length, hardware)
+    tuned, stale = recall(run.model, run.recipe.length, hardware, run.speed)
     if stale:
         shown.say(stale)
     speed, why = resolve(run.speed, run.model, run.recipe, hardware, world.size, tuned.speed if tuned else None)
@@ -160,12 +160,12 @@ def executed(run: Run, hardware: Hardware, world: World, shown: Display) -> tupl
     if world.least(int(missing is None)):
         return speed, why
     missing = missing or "it failed on another process"
-    if run.speed.compile != "auto":
+    if {run.speed.compile, run.speed.mode, run.speed.backend} != {"auto"}:
         raise HardwareError(
             f"speed.compile {speed.compile} does not work here: {missing}; mend that, or use none or auto"
         )
     shown.say(f"warning: torch.compile does not work here: {missing}; training goes on uncompiled")
-    return replace(speed, compile="none", mode="default"), why
+    return replace(speed, compile="none", mode="default"), f"{why}; then compile none, as said above"
 
 
 def write_run(run: Run, trainer: Trainer, corpus: Corpus, folder: Path, hardware: Hardware) -> None:

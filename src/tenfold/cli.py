@@ -279,11 +279,11 @@ class LadderOptions:
     steps: int = 0
     """Timed steps of a rung; 0 is 3 on a CPU and 10 elsewhere."""
     all: bool = False
-    """Also the batch search and max-autotune on a CPU, which take minutes."""
+    """Also what takes minutes on a CPU: the batch searches, torch's own fused loss and max-autotune."""
     again: bool = False
     """Measure anew what --out holds."""
     peak: float | None = None
-    """The device's peak rate in TFLOP/s, for one that the table lacks."""
+    """The device's peak rate in TFLOP/s that every rung's MFU is taken against, for one that the table lacks."""
     out: str = ""
     """Folder for ladder.json, ladder.html and ladder.png; empty for ladders/ and the preset's name."""
     device: str = "auto"
@@ -300,6 +300,12 @@ def preset_first(verb: str, arguments: Sequence[str]) -> tuple[Run, Sequence[str
     return base, arguments[1:] if given else arguments, f"{verb} {given or 'PRESET'}"
 
 
+def refuse_launcher(verb: str) -> None:
+    """ConfigError under torchrun: the verb starts the processes that it measures by itself."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        raise ConfigError(f"{verb} starts its own processes; run it without torchrun, and without RANK and WORLD_SIZE")
+
+
 def with_vocabulary(run: Run) -> Run:
     """A run whose model has a vocabulary, where a preset takes it from the data: that of bytes."""
     return run if run.model.vocab else replace(run, model=replace(run.model, vocab=257))
@@ -307,6 +313,7 @@ def with_vocabulary(run: Run) -> Run:
 
 def ladder(arguments: Sequence[str]) -> int:
     """measure every optimisation on this machine, one at a time"""
+    refuse_launcher("ladder")
     base, others, verb = preset_first("ladder", arguments)
     default = LadderOptions(model=base.model)
     options: LadderOptions = parse(LadderOptions, others, verb, default=default)
@@ -360,6 +367,7 @@ class TuneOptions:
 
 def tune(arguments: Sequence[str]) -> int:
     """find the fastest way to train a preset on this machine, and remember it"""
+    refuse_launcher("tune")
     base, others, verb = preset_first("tune", arguments)
     default = TuneOptions(model=base.model, speed=base.speed)
     options: TuneOptions = parse(TuneOptions, others, verb, default=default)
@@ -378,7 +386,11 @@ def tune(arguments: Sequence[str]) -> int:
     with Climbing(f"{heading}, about {options.minutes:g} minutes") as shown:
         if told := busy():
             shown.say(told)
-        found = find(run, hardware, shape.rows, options.minutes, shown.told, options.all)
+        try:
+            found = find(run, hardware, shape.rows, options.minutes, shown.told, options.all)
+        except KeyboardInterrupt:
+            shown.say("interrupted: what was faster until now is remembered")
+            raise
     print(report.table(found.ladder))
     print(found.said)
     return 0
@@ -421,7 +433,7 @@ def plan(arguments: Sequence[str]) -> int:
     hardware = detect(options.speed.device)
     if options.count is None and hardware.kind != "cpu":
         count = hardware.count
-    found, stale = recall(run.model, run.recipe.length, hardware)
+    found, stale = recall(run.model, run.recipe.length, hardware, run.speed)
     if stale:
         print(stale, file=sys.stderr)
     if found is None:

@@ -86,6 +86,8 @@ class Climber:
     below: Row | None = None
     """The last row that was taken."""
     old: Worker | None = None
+    alone: bool = False
+    """Whether rungs are measured without the one below, because that one did not live."""
 
     def __enter__(self) -> "Climber":
         return self
@@ -151,24 +153,30 @@ class Climber:
                         self.old = new
                         stack.pop_all()
         except RungFailed as failed:
+            if self.old and self.old.process.poll() is not None:  # it was the old one that ended
+                self.let_go()
+                self.alone = True
+                return self.measure(rung, above, row)
             row.status = "skipped" if failed.kind == "hardware" else "failed"
             row.reason = str(failed)
-            if self.old and self.old.process.poll() is not None:
-                self.let_go()  # it was the old one that ended
         return above
 
     def alternate(self) -> Worker | None:
         """The process of the best configuration, if this machine's speed drifts and two fit its memory. A GPU's does
         not, and a second process would take memory from the first."""
-        if self.hardware.kind != "cpu" or self.below is None:
+        if self.hardware.kind != "cpu" or self.below is None or self.alone:
             return None
         if 2 * (self.below.peak_memory_bytes or 0) > TWO * self.hardware.memory_bytes:
             self.let_go()
             return None
         if self.old is None:  # after a climb that was interrupted
-            self.old = Worker(self.best, self.terms.timed + 2)
-            self.old.step()
-            self.old.step()
+            try:
+                self.old = Worker(self.best, self.terms.timed + 2)
+                self.old.step()
+                self.old.step()
+            except RungFailed:
+                self.let_go()
+                self.alone = True
         return self.old
 
     def figure(self, row: Row, run: Run, new: Worker, times: list[float], ratio: float | None, processes: int) -> None:
@@ -177,6 +185,8 @@ class Climber:
         flops = run.recipe.targets * run.model.flops(run.recipe.length)
         row.seconds_per_step, row.spread = middle, [min(times), max(times)]
         row.step_seconds = [step["seconds"] for step in new.steps]
+        row.step_seconds[0] += new.trial
+        row.skipped_updates = sum(not step["applied"] for step in new.steps)
         row.tokens_per_second = run.recipe.targets / middle
         row.speedup = row.speedup_before = 1.0
         if self.below:
@@ -189,8 +199,17 @@ class Climber:
         row.matrix_rate = new.ask("matrix")["matrix_rate"] if self.terms.products else None
         row.of_matrix_rate = flops / middle / (row.matrix_rate * processes) if row.matrix_rate else None
         row.peak_memory_bytes = new.steps[-1]["peak_memory_bytes"]
-        row.first_step_seconds, row.cache = new.steps[0]["seconds"], new.steps[0]["cache"]
+        row.first_step_seconds, row.cache = row.step_seconds[0], new.steps[0]["cache"]
         row.losses = [step["loss"] for step in new.steps]
+
+    def slack(self, rung: Rung, row: Row) -> float:
+        """Share by which a measured rung may be slower than the one below."""
+        if not rung.for_first_step:
+            return rung.slack
+        before, now = self.below.first_step_seconds if self.below else None, row.first_step_seconds
+        shorter = before is not None and now is not None and now < before
+        counts = shorter and self.hardware.kind == "cpu" and self.best.speed.compile == "model"
+        return rung.slack if counts else 0.0
 
     def judge(self, row: Row, rung: Rung, run: Run) -> None:
         """Whether a measured rung is taken: it trains as the first one does, and is not slower than the one below."""
@@ -206,15 +225,17 @@ class Climber:
             row.reason = (
                 f"its losses are {row.parity:.1e} from {row.parity_with}'s; at most {row.tolerance:.0e} is right"
             )
-        elif self.below and row.speedup_before is not None and row.speedup_before < 1 - rung.slack:
-            row.status, row.reason = "rejected", "slower than the rung below"
-        elif row.speedup_before is not None and row.speedup_before < 1:
-            row.reason = (
-                f"taken for its shorter first step, although a step takes {1 / row.speedup_before - 1:.0%} longer"
-            )
+            if row.skipped_updates:
+                row.reason += f"; the loss scale skipped {row.skipped_updates} updates"
+        elif self.below and row.speedup_before is not None and row.speedup_before < 1 - self.slack(rung, row):
+            few = f"not faster by {-rung.slack:.0%}"
+            row.status, row.reason = "rejected", few if row.speedup_before >= 1 else "slower than the rung below"
+        elif rung.for_first_step and row.speedup_before is not None and row.speedup_before < 1:
+            longer = 1 / row.speedup_before - 1
+            row.reason = f"its first step is shorter, for which a step may take {longer:.0%} longer"
 
 
-def as_json(run: Run, hardware: Hardware, rows: Sequence[Row]) -> dict[str, Any]:
+def as_json(run: Run, hardware: Hardware, rows: Sequence[Row], terms: Terms) -> dict[str, Any]:
     """A ladder as ladder.json has it."""
     content = {
         "format": FORMAT,
@@ -224,6 +245,9 @@ def as_json(run: Run, hardware: Hardware, rows: Sequence[Row]) -> dict[str, Any]
         "model": asdict(run.model),
         "rows": run.recipe.rows,
         "length": run.recipe.length,
+        "at_a_time": run.speed.rows,
+        "timed_steps": terms.timed,
+        "peak": terms.peak,
         "tokens_per_step": run.recipe.targets,
         "flops_per_token": run.model.flops(run.recipe.length),
         "rungs": [asdict(row) for row in rows],

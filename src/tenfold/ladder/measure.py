@@ -17,6 +17,7 @@ from typing import Any
 
 from tenfold.run import Run, to_dict
 
+GRACE = 40  # seconds that torchrun has to end its processes; it gives them 30
 PATIENCE = 1800  # seconds for one answer; max-autotune takes many minutes
 
 
@@ -38,6 +39,7 @@ class Worker:
         """`run` has nothing left open in its speed and takes part for `steps` steps. `fitted`: of speed.rows take what
         fits. memory_share: of a GPU's memory, the share it may use."""
         self.steps: list[dict[str, Any]] = []
+        self.processes = processes
         self.folder = tempfile.TemporaryDirectory(prefix="tenfold-ladder-")
         job = Path(self.folder.name) / "job.json"
         content = {"run": to_dict(run), "steps": steps, "fitted": fitted, "memory_share": memory_share}
@@ -52,7 +54,10 @@ class Worker:
             start_new_session=True,  # Ctrl-C is ours to handle
         )
         try:
-            self.rows: int = self.answer()["rows"]
+            ready = self.answer()
+            self.rows: int = ready["rows"]
+            self.trial: float = ready["seconds"]
+            """Seconds of a trial step before the first one, which compiles where there is one."""
         except BaseException:
             self.close()
             raise
@@ -71,6 +76,10 @@ class Worker:
         assert self.process.stdout is not None
         with contextlib.suppress(OSError):
             self.process.stdin.close()
+        if self.processes > 1 and self.process.poll() is None:
+            self.process.terminate()  # torchrun ends the processes that it started, in groups of their own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(GRACE)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -99,7 +108,8 @@ class Worker:
             if code == -signal.SIGKILL:
                 raise RungFailed("memory", "the system killed it, as it does when memory runs out")
             lines = (Path(self.folder.name) / "stderr").read_text(errors="replace").strip().splitlines()
-            raise RungFailed("error", lines[-1][:300] if lines else f"ended with code {code}")
+            told = [line for line in lines if "Error: " in line] or [f"ended with code {code}"]
+            raise RungFailed("error", told[-1].strip()[:300])
         content: dict[str, Any] = json.loads(line)
         if "error" in content:
             raise RungFailed(content["error"], content["message"])
@@ -146,6 +156,8 @@ class Row:
     parity_with: str | None = None
     tolerance: float | None = None
     losses: list[float] = field(default_factory=list)
+    skipped_updates: int = 0
+    """Updates that fp16's loss scale skipped."""
 
     @property
     def taken(self) -> bool:

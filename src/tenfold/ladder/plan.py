@@ -146,7 +146,7 @@ def rated(card: Card, run: Run, efficiency: float | None = None) -> tuple[tuple[
     if top is None:
         raise ConfigError(
             f"the table has no {precision} peak rate{'' if efficiency else ' and no published speed'} of {card.name}; "
-            "give another --precision, leave --efficiency out, or run `tenfold tune` on one"
+            "give another --speed.precision, leave --efficiency out, or run `tenfold tune` on one"
         )
     share = efficiency or EFFICIENCY
     rate = share * top / flops * slower

@@ -17,7 +17,16 @@ from tenfold.run import Run
 
 LADDERS = Path("ladders")
 FILE = "ladder.json"
-SAME = ("format", "preset", "model", "rows", "length")  # must match for a ladder to go on
+SAME = (
+    "format",
+    "preset",
+    "model",
+    "rows",
+    "length",
+    "at_a_time",
+    "timed_steps",
+    "peak",
+)  # must match for a ladder to go on
 CPU_LENGTH, CPU_TOKENS = 512, 1024  # of a row and of a step on a CPU, which takes seconds for it
 GPU_ROWS = ((60e9, 64), (20e9, 16), (0, 8))  # memory of a GPU in bytes -> rows of a step
 FEW = 4  # rows that any GPU holds at a time
@@ -93,15 +102,23 @@ def ladder(
     """
     base = bottom(measurable(run, shape.rows, shape.length), device, shape.at_a_time)
     check_fits(base, hardware)
-    saved = {} if again else saved_rows(folder, as_json(base, hardware, []))
+    saved = {} if again else saved_rows(folder, as_json(base, hardware, [], terms))
     folder.mkdir(parents=True, exist_ok=True)
 
     def note(measured: list[Row], current: str) -> None:
         # what was measured before and is still to come stays in the file until it is measured anew
         later = [saved[r.name] for r in rungs[len(measured) :] if r.name in saved and r.name != current]
-        write_atomically(folder / FILE, json.dumps(as_json(base, hardware, [*measured, *later]), indent=2) + "\n")
-        told(as_json(base, hardware, measured), current)
+        write_atomically(
+            folder / FILE, json.dumps(as_json(base, hardware, [*measured, *later], terms), indent=2) + "\n"
+        )
+        told(as_json(base, hardware, measured, terms), current)
 
     with Climber(base, hardware, terms, note, saved) as climber:
-        done = as_json(base, hardware, climber.climb(rungs))
+        try:
+            climber.climb(rungs)
+        except KeyboardInterrupt:  # what there is can be looked at
+            if climber.rows:
+                report.write(as_json(base, hardware, [*climber.rows, *saved.values()], terms), folder)
+            raise
+        done = as_json(base, hardware, climber.rows, terms)
     return done, report.write(done, folder)

@@ -27,7 +27,9 @@ class Rung:
     slow: bool = False
     """Left out on a CPU unless everything is asked for: it takes minutes."""
     slack: float = 0.0
-    """Share by which it may be slower and is still taken, for what it brings besides."""
+    """Share by which it may be slower and is still taken; below 0, by which it must be faster."""
+    for_first_step: bool = False
+    """Whether slack only counts on a CPU, over the whole model compiled, for a first step that is shorter."""
 
     @property
     def change(self) -> str:
@@ -43,7 +45,7 @@ RUNGS = (
     Rung("fp16", "FP16 with loss scaling", "speed.precision", "fp16"),
     Rung("compile-model", "torch.compile, the whole model", "speed.compile", "model"),
     # what it leaves to the rungs above is the loss; what it saves is most of the first step, in theirs too
-    Rung("compile-blocks", "torch.compile, by blocks", "speed.compile", "blocks", slack=0.2),
+    Rung("compile-blocks", "torch.compile, by blocks", "speed.compile", "blocks", slack=0.2, for_first_step=True),
     Rung("sdpa", "Fused attention (SDPA)", "speed.attention", "sdpa"),
     Rung("flash", "FlashAttention through SDPA", "speed.attention", "flash"),
     Rung("cudnn", "cuDNN's attention", "speed.attention", "cudnn"),
@@ -113,14 +115,15 @@ def skipped(rung: Rung, below: Run, hardware: Hardware, everything: bool) -> str
     above, speed = apply(rung, below), below.speed
     reasons = (
         (rung.kinds and hardware.kind not in rung.kinds, f"for {' and '.join(rung.kinds)} only"),
-        (rung.field and above == below, f"{rung.field} is already so"),
-        (rung.name == "ddp" and (hardware.kind == "cpu" or hardware.count < 2), "there is one device"),
-        (rung.name == "fp16" and speed.precision == "bf16", "bf16 is native here and needs no loss scale"),
-        (rung.field == "speed.mode" and speed.compile == "none", "nothing is compiled here"),
         (
             rung.slow and hardware.kind == "cpu" and not everything,
             "takes minutes on a CPU and seldom helps there; --all measures it",
         ),
+        (rung.field and above == below, f"{rung.field} is already so"),
+        (rung.name == "ddp" and ":" in speed.device, f"one device was asked for, {speed.device}"),
+        (rung.name == "ddp" and (hardware.kind == "cpu" or hardware.count < 2), "there is one device"),
+        (rung.name == "fp16" and speed.precision == "bf16", "bf16 is native here and needs no loss scale"),
+        (rung.field == "speed.mode" and speed.compile == "none", "nothing is compiled here"),
     )
     for applies, reason in reasons:
         if applies:

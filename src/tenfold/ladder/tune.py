@@ -16,12 +16,13 @@ from tenfold.ladder.measure import Row
 from tenfold.ladder.rungs import DOUBLE, FIT, HALF, Rung
 from tenfold.model.config import ModelConfig
 from tenfold.run import Run, typed
-from tenfold.training.speed import Speed, resolve
+from tenfold.training.speed import WIDE, Speed, resolve
 
 FORMAT = 1
 MARGIN = 0.9  # of a GPU's memory may be used, so that evaluation and a longer life find room
 GAIN = 0.02  # an alternative that is faster by less is not worth a change
-MODEL = ("layers", "heads", "width", "bias", "vocab", "padded_vocab")
+MODEL = ("layers", "heads", "width", "bias")
+PLACE = {"device", "parallel"}  # fields of a speed that a tuned one leaves open: they say where, not how
 MACHINE = ("kind", "name", "count", "torch", "compiler", "triton")
 
 
@@ -71,7 +72,7 @@ def key(model: ModelConfig, length: int, hardware: Hardware) -> dict[str, Any]:
     facts = asdict(hardware)
     return {
         "format": FORMAT,
-        "model": {name: getattr(model, name) for name in MODEL},
+        "model": {name: getattr(model, name) for name in MODEL} | {"wide": model.embedding_rows >= WIDE},
         "length": length,
         "machine": {name: facts[name] for name in MACHINE},
     }
@@ -85,22 +86,28 @@ def path_of(model: ModelConfig, length: int, hardware: Hardware) -> Any:
     return cache_folder() / "tuned" / f"{digest}.json"
 
 
-def remember(tuned: Tuned, model: ModelConfig, length: int, hardware: Hardware) -> Any:
-    """Store what was found; the path."""
+def given(speed: Speed) -> dict[str, Any]:
+    """What a speed does not leave open, of what decides how fast a step is."""
+    return {name: value for name, value in asdict(speed).items() if value != "auto" and name not in PLACE}
+
+
+def remember(tuned: Tuned, model: ModelConfig, length: int, hardware: Hardware, speed: Speed) -> Any:
+    """Store what was found where `speed` was asked for; the path."""
     path = path_of(model, length, hardware)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, json.dumps({**key(model, length, hardware), "tuned": asdict(tuned)}, indent=2) + "\n")
+    content = {**key(model, length, hardware), "given": given(speed), "tuned": asdict(tuned)}
+    write_atomically(path, json.dumps(content, indent=2) + "\n")
     return path
 
 
-def recall(model: ModelConfig, length: int, hardware: Hardware) -> tuple[Tuned | None, str]:
-    """What was found before, and a line if something lies there that does not count."""
+def recall(model: ModelConfig, length: int, hardware: Hardware, speed: Speed) -> tuple[Tuned | None, str]:
+    """What was found before and counts where `speed` is asked for, and a line if something lies there that does not."""
     path = path_of(model, length, hardware)
     try:
         content = json.loads(path.read_text())
-        tuned = content.pop("tuned")
-        speed = typed(Speed, tuned["speed"], str(path), "speed.")
-        found = Tuned(speed, float(tuned["tokens_per_second"]), float(tuned["before"]), str(tuned["date"]))
+        tuned, asked = content.pop("tuned"), dict(content.pop("given"))
+        best = typed(Speed, tuned["speed"], str(path), "speed.")
+        found = Tuned(best, float(tuned["tokens_per_second"]), float(tuned["before"]), str(tuned["date"]))
     except FileNotFoundError:
         return None, ""
     except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
@@ -109,6 +116,8 @@ def recall(model: ModelConfig, length: int, hardware: Hardware) -> tuple[Tuned |
         was = content.get("machine", {}) if isinstance(content.get("machine"), dict) else {}
         other = [f"{name} was {was.get(name)}" for name in MACHINE if was.get(name) != now["machine"][name]]
         return None, f"{path} is ignored: {', '.join(other) or 'it is of another model'}; `tenfold tune` makes it anew"
+    if other := [f"speed.{name} {value}" for name, value in asked.items() if given(speed).get(name) != value]:
+        return None, f"{path} is ignored: it was tuned for {', '.join(other)}; `tenfold tune` makes it anew"
     return found, ""
 
 
@@ -135,25 +144,28 @@ def tune(run: Run, hardware: Hardware, rows: int, minutes: float, told: Told, ev
     terms = Terms(timed=5, parity=7, everything=everything, memory_share=MARGIN, deadline=deadline)
 
     def note(rows: list[Row], current: str) -> None:
-        told(as_json(run, hardware, rows), current)
+        told(as_json(run, hardware, rows, terms), current)
 
     with Climber(replace(run, speed=speed), hardware, terms, note) as climber:
         try:
             climber.climb([first, *rungs])
-        finally:  # Ctrl-C keeps what was found until then
-            found = conclude(climber, open_fields - {"device", "parallel"})
-            if found:
-                path = remember(found, run.model, length, hardware)
+        except KeyboardInterrupt:  # what was found until then is kept, unless it is nothing
+            found = conclude(climber, open_fields - PLACE)
+            if found and climber.below is not climber.rows[0]:
+                remember(found, run.model, length, hardware, run.speed)
+            raise
+    found = conclude(climber, open_fields - PLACE)
     if not found:
         reason = climber.rows[0].reason
         raise HardwareError(f"the step could not be measured: {reason}; give fewer --rows or a smaller model")
+    path = remember(found, run.model, length, hardware, run.speed)
     taken = [f"{row.name} ({row.speedup_before:.2f} times)" for row in climber.rows[1:] if row.taken]
     said = (
         f"chosen: {', '.join(taken) or 'what the hardware table says; nothing tried was faster by 2 %'}: "
         f"{found.tokens_per_second:,.0f} tokens/s, {found.tokens_per_second / found.before:.2f} times the table's "
         f"choice; kept in {path} for --speed options that are auto, with rows of {length}"
     )
-    return Found(found, as_json(run, hardware, climber.rows), said)
+    return Found(found, as_json(run, hardware, climber.rows, terms), said)
 
 
 def conclude(climber: Climber, fields: set[str]) -> Tuned | None:
@@ -162,4 +174,6 @@ def conclude(climber: Climber, fields: set[str]) -> Tuned | None:
     if base is None or below is None or not base.tokens_per_second or not below.speedup:
         return None
     speed = Speed(**{name: value for name, value in asdict(climber.best.speed).items() if name in fields})
+    if speed.rows == climber.best.recipe.rows:
+        speed = replace(speed, rows="auto")  # no fewer were better, and more were not tried
     return Tuned(speed, base.tokens_per_second * below.speedup, base.tokens_per_second, time.strftime("%Y-%m-%d"))

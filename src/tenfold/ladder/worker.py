@@ -42,12 +42,16 @@ def drawn(vocab: int, count: int, seed: int) -> Tokens:
     return Tokens([Shard(Path("drawn"), vocab, "", ids)])
 
 
-def build(run: Run, world: World, steps: int, fitted: bool) -> Trainer:
-    """The trainer of a run whose speed has nothing left open; `fitted` lowers speed.rows to what fits the memory."""
+def build(run: Run, world: World, steps: int, fitted: bool) -> tuple[Trainer, float]:
+    """The trainer of a run whose speed has nothing left open, and the seconds of its trial step, which compiles on a
+    GPU; `fitted` lowers speed.rows to what fits the memory."""
     tokens = drawn(run.model.vocab, run.recipe.targets * steps + 1, run.recipe.seed)
     trainer = trainer_for(GPT(run.model).initialise(run.recipe.seed), run.recipe, run.speed, tokens, world)
+    start = time.perf_counter()
     fit.fit(trainer, fixed=not fitted)
-    return trainer
+    if world.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(world.device)  # tries that did not fit do not count
+    return trainer, time.perf_counter() - start
 
 
 def synchronise(device: torch.device) -> None:
@@ -84,8 +88,10 @@ def step(trainer: Trainer) -> dict[str, Any]:
 
 
 def matrix_rate(trainer: Trainer) -> dict[str, Any]:
-    """FLOP/s of this precision's matrix products: the best shape's median of five."""
+    """FLOP/s of this precision's matrix products: the best shape's median of five; None for products of 8 bits."""
     device, row = trainer.world.device, PRECISIONS[trainer.speed.precision]
+    if row.linear != "plain":
+        return {"matrix_rate": None}
     rates = []
     with torch.no_grad():
         for m, k, n in SHAPES:
@@ -108,6 +114,8 @@ def wrong(error: Exception) -> dict[str, str]:
     """An error as an answer: its kind (memory, hardware, error) and one line."""
     if isinstance(error, RuntimeError) and fit.out_of_memory(error):
         return {"error": "memory", "message": "out of memory"}
+    if isinstance(error, fit.Shortage):
+        return {"error": "memory", "message": f"out of memory: {str(error).partition('; ')[0]}"}
     line = next(iter(str(error).strip().splitlines()), "")
     if isinstance(error, HardwareError):
         return {"error": "hardware", "message": line}
@@ -136,8 +144,8 @@ def serve(job: dict[str, Any], source: IO[str], say: Callable[[dict[str, Any]], 
         raise HardwareError(reason)
     if job["memory_share"] < 1 and world.device.type == "cuda":
         torch.cuda.set_per_process_memory_fraction(job["memory_share"], world.device)
-    trainer = build(run, world, job["steps"], job["fitted"])
-    say({"rows": trainer.split.micro})
+    trainer, seconds = build(run, world, job["steps"], job["fitted"])
+    say({"rows": trainer.split.micro, "seconds": seconds})
     for name in asked(source, world):
         say(ANSWERS[name](trainer))
 
@@ -153,11 +161,13 @@ def main() -> None:
 
     try:
         serve(json.loads(Path(sys.argv[1]).read_text()), sys.stdin, say)
+        code = 0
     except Exception as error:
         traceback.print_exc()
         say(wrong(error))
+        code = 1  # torchrun then ends the others
     sys.stderr.flush()
-    os._exit(0)  # everything is said; gloo's threads and the compiler's workers need no farewell
+    os._exit(code)  # everything is said; gloo's threads and the compiler's workers need no farewell
 
 
 if __name__ == "__main__":

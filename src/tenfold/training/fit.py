@@ -14,6 +14,10 @@ from tenfold.world import World
 NO_MEMORY = ("not enough memory", "can't allocate memory")  # how torch says so of a host's, on Windows and elsewhere
 
 
+class Shortage(HardwareError):
+    """A device has too little memory."""
+
+
 def out_of_memory(error: RuntimeError) -> bool:
     """Whether torch ran out of memory, on any kind of device."""
     return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in NO_MEMORY)
@@ -43,11 +47,11 @@ def largest(trial: Callable[[int], None], rows: int, world: World, fixed: bool =
         if world.least(fits):  # one process that halves alone would leave the others waiting
             return rows
         if fixed:
-            raise HardwareError(
+            raise Shortage(
                 f"speed.rows {rows} does not fit the device's memory; give fewer, or auto, which finds how many"
             )
         if rows == 1:
-            raise HardwareError(
+            raise Shortage(
                 f"not even one row fits the device's memory{told}; use a shorter recipe.length, speed.recompute "
                 "blocks, speed.parallel fsdp on several devices, or a smaller model"
             )
@@ -63,14 +67,15 @@ def fit(trainer: Trainer, fixed: bool) -> int:
     recipe, world, module = trainer.recipe, trainer.world, trainer.module
 
     def trial(rows: int) -> None:
-        micro = split(recipe.rows, recipe.length, world.size, rows).micro
-        x = torch.zeros(micro, recipe.length, dtype=torch.int64, device=world.device)
-        trainer.sync(False)
+        layout = split(recipe.rows, recipe.length, world.size, rows)
+        x = torch.zeros(layout.micro, recipe.length, dtype=torch.int64, device=world.device)
         try:
             moments = [torch.empty_like(p) for p in module.parameters() for _ in range(2)]
-            with trainer.autocast():
-                loss = trainer.model(x, x)
-            (loss * 0).backward()
+            for _ in range(min(2, layout.accum)):  # from the second micro-step on the gradients are there too
+                trainer.sync(False)
+                with trainer.autocast():
+                    loss = trainer.model(x, x)
+                (loss * 0).backward()
             del moments
         finally:
             trainer.optimizer.zero_grad(set_to_none=True)

@@ -82,6 +82,10 @@ def supported(speed: Speed, hardware: Hardware, processes: int = 1) -> str | Non
         )
     if speed.mode not in ("auto", "default") and speed.compile == "none":
         return f"speed.mode {speed.mode}: speed.compile none compiles nothing; use compile blocks, or mode default"
+    if speed.parallel == "fsdp" and speed.mode in ("reduce-overhead", "max-autotune"):
+        return (
+            f"speed.mode {speed.mode}: it replays CUDA graphs, which FSDP's weights do not go with; use default or auto"
+        )
     if speed.parallel == "none" and processes > 1:
         return f"speed.parallel none: {processes} processes were started; use ddp, fsdp or auto, or start one process"
     if speed.parallel == "fsdp" and hardware.kind == "mps":
