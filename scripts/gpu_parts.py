@@ -143,7 +143,7 @@ def small(device: str, rows: int = 8) -> Run:
 
 def trained(run: Run, world: World) -> list[float]:
     """The losses of a few steps; ArithmeticError if one is not finite."""
-    trainer = build(run, world, STEPS, fitted=False)
+    trainer = build(run, world, STEPS, fitted=False)[0]
     losses = [trainer.step().loss for _ in range(STEPS)]
     trainer.batches.close()
     values = [loss.item() for loss in losses]
@@ -210,7 +210,7 @@ def sync(job: Job, note: Note) -> str:
 
 def watched(run: Run, world: World) -> tuple[dict[str, Any], str | None]:
     """Make some steps, of which the later ones may not wait."""
-    trainer = build(run, world, WARM + WATCHED, fitted=False)
+    trainer = build(run, world, WARM + WATCHED, fitted=False)[0]
     for _ in range(WARM):
         trainer.step()
     with no_waiting(world.device):
