@@ -312,7 +312,7 @@ def test_ctrl_c_keeps_what_is_measured_and_the_same_command_goes_on(tmp_path: Pa
     assert {p.name for p in file.parent.iterdir()} == {"ladder.json", "ladder.html", "ladder.png"}
     other = subprocess.run([*command, "--rows", "3"], capture_output=True, timeout=60, **where)
     assert other.returncode == 2
-    assert "is a ladder of other terms (rows differ); give another --out, or --again" in other.stderr
+    assert "is a ladder of other terms (rows, at_a_time differ); give another --out, or --again" in other.stderr
     assert rungs() == after
 
 
