@@ -17,16 +17,7 @@ from tenfold.run import Run
 
 LADDERS = Path("ladders")
 FILE = "ladder.json"
-SAME = (
-    "format",
-    "preset",
-    "model",
-    "rows",
-    "length",
-    "at_a_time",
-    "timed_steps",
-    "peak",
-)  # must match for a ladder to go on
+SAME = ("format", "preset", "model", "rows", "length", "at_a_time", "timed_steps", "peak")  # as before, to go on
 CPU_LENGTH, CPU_TOKENS = 512, 1024  # of a row and of a step on a CPU, which takes seconds for it
 GPU_ROWS = ((60e9, 64), (20e9, 16), (0, 8))  # memory of a GPU in bytes -> rows of a step
 FEW = 4  # rows that any GPU holds at a time

@@ -5,6 +5,7 @@ import hashlib
 import json
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from tenfold.data.fetch import cache_folder
@@ -42,7 +43,7 @@ ALTERNATIVES = (
     alternative("attention", "fa3"),
     alternative("attention", "sdpa"),
     alternative("loss", "chunked"),
-    alternative("loss", "torch"),
+    alternative("loss", "torch", slow=True),
     alternative("loss", "plain"),
     alternative("memory", "kept"),
     alternative("rows", FIT, slow=True),
@@ -78,7 +79,7 @@ def key(model: ModelConfig, length: int, hardware: Hardware) -> dict[str, Any]:
     }
 
 
-def path_of(model: ModelConfig, length: int, hardware: Hardware) -> Any:
+def path_of(model: ModelConfig, length: int, hardware: Hardware) -> Path:
     """Where a tuned speed lies. A new torch, or another compiler, keeps the place and makes it stale."""
     facts = key(model, length, hardware)
     same = {**facts, "machine": {name: facts["machine"][name] for name in ("kind", "name", "count")}}
@@ -91,7 +92,7 @@ def given(speed: Speed) -> dict[str, Any]:
     return {name: value for name, value in asdict(speed).items() if value != "auto" and name not in PLACE}
 
 
-def remember(tuned: Tuned, model: ModelConfig, length: int, hardware: Hardware, speed: Speed) -> Any:
+def remember(tuned: Tuned, model: ModelConfig, length: int, hardware: Hardware, speed: Speed) -> Path:
     """Store what was found where `speed` was asked for; the path."""
     path = path_of(model, length, hardware)
     path.parent.mkdir(parents=True, exist_ok=True)
