@@ -46,7 +46,7 @@ TORCH_FREE = {
     "ladder.page",
     "ladder.figures",
     "ladder.lessons",
-    "cli",
+    "cli.entry",
 }
 
 
