@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from conftest import TINY
 from tenfold.data.tokenizer import from_spec
 from tenfold.errors import ConfigError
-from tenfold.generate import LanguageModel, generate, pick
+from tenfold.generate import LanguageModel, generate, generate_rows, pick
 from tenfold.model.cache import Cache
 from tenfold.model.config import ModelConfig
 from tenfold.model.gpt import GPT
@@ -53,6 +53,38 @@ def test_cached_logits_equal_uncached_ones(parts: list[int]) -> None:
             pieces.append(model(x[:, start : start + count], cache=cache))
             start += count
     torch.testing.assert_close(torch.cat(pieces, 1), whole, rtol=0, atol=1e-4)
+
+
+def test_rows_that_share_a_beginning_share_its_cache() -> None:
+    model = lively()
+    x = torch.randint(0, 257, (3, 9))
+    endings = torch.randint(0, 257, (6, 5))
+    cache = Cache()
+    with torch.no_grad():
+        model(x, cache=cache)
+        shared = model(endings, cache=cache.repeat(2))
+        whole = model(torch.cat((x.repeat_interleave(2, 0), endings), 1))[:, 9:]
+    torch.testing.assert_close(shared, whole, rtol=0, atol=1e-4)
+    assert cache.length == 9, "the cache that was repeated can go on"
+
+
+def test_rows_together_are_each_as_if_alone() -> None:
+    """Also past the context, and when one ends before the others."""
+    model = lively()
+    seeds = [1, 2, 3, 4]
+    alone = [list(generate(model, [5, 6, 7], 40, seed=seed, top_k=20)) for seed in seeds]
+    assert list(map(list, zip(*generate_rows(model, [5, 6, 7], 40, seeds=seeds, top_k=20), strict=True))) == alone
+    stop = alone[0][10]  # ends the first row there, and others elsewhere or never
+    together = list(map(list, zip(*generate_rows(model, [5, 6, 7], 40, seeds=seeds, top_k=20, stop=stop), strict=True)))
+    for row, whole in zip(together, alone, strict=True):
+        ended = whole.index(stop) if stop in whole else 40
+        assert row == whole[:ended][: len(row)] + [None] * (len(row) - ended)
+
+
+def test_the_k_best_are_taken_in_order_also_among_equals() -> None:
+    scores = torch.tensor([0.0, 5.0, 5.0, 5.0, 1.0])
+    drawn = {pick(scores, 1.0, 2, 1.0, torch.Generator().manual_seed(i)) for i in range(50)}
+    assert drawn == {1, 2}
 
 
 def test_padded_ids_are_never_drawn() -> None:
@@ -122,7 +154,7 @@ def test_streaming_never_gives_half_a_character(monkeypatch: pytest.MonkeyPatch)
     text = "aé€😀z"
     ids = [*text.encode(), 0xF0, 0x9F]  # ends within a character
     model = LanguageModel(lively(), from_spec({"name": "bytes"}), "a", 0)
-    monkeypatch.setattr("tenfold.generate.generate", lambda *_: iter(ids))
+    monkeypatch.setattr("tenfold.generate.generate_rows", lambda *_: ([one] for one in ids))
     pieces = list(model.stream("x"))
     assert pieces == [*text, "�"]
 

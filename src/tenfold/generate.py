@@ -10,18 +10,22 @@ from torch import Tensor
 from tenfold.data.tokenizer import Tokenizer
 from tenfold.errors import ConfigError
 from tenfold.model.cache import Cache
-from tenfold.model.gpt import GPT
+from tenfold.model.gpt import GPT, LAST
 
 
 def pick(scores: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> int:
-    """Draw one id by its scores (V,): softmax of scores / temperature over the top_k best (0: all), of those the fewest
-    whose probabilities reach top_p (Holtzman et al. 2020), at least one. Temperature 0 takes the best."""
-    scores = scores.float().cpu()
+    """Draw one id by its scores (V,), fp32 on the CPU: softmax of scores / temperature over the top_k best (0: all), of
+    those the fewest whose probabilities reach top_p (Holtzman et al. 2020), at least one. Temperature 0 takes the
+    best."""
     if temperature == 0:
         return int(scores.argmax())
-    best, ids = torch.sort(scores, descending=True, stable=True)
+    ids = torch.arange(len(scores))
+    if 0 < top_k < len(scores):  # sort those only that may be among the k best; of equal ones the first
+        ids = ids[scores >= scores.topk(top_k).values[-1]]
+    best, order = torch.sort(scores[ids], descending=True, stable=True)
     if top_k:
-        best, ids = best[:top_k], ids[:top_k]
+        best, order = best[:top_k], order[:top_k]
+    ids = ids[order]
     probabilities = torch.softmax((best - best[0]) / temperature, dim=-1)
     kept = probabilities.cumsum(-1) - probabilities < top_p  # the best one always: before it there is nothing
     return int(ids[torch.multinomial(probabilities * kept, 1, generator=generator)])
@@ -44,6 +48,49 @@ def check_options(tokens: int, temperature: float, top_k: int, top_p: float, see
 
 
 @torch.no_grad()
+def generate_rows(
+    model: GPT,
+    prompt: Sequence[int],
+    tokens: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    seeds: Sequence[int] = (1337,),
+    stop: int | None = None,
+    vocab: int | None = None,
+    cached: bool = True,
+) -> Iterator[list[int | None]]:
+    """Up to `tokens` times an id for each seed's continuation of the prompt (at least one id), None from its first
+    `stop` on, until all are there; ids are below the real vocabulary of the model and, where it is smaller, `vocab`.
+
+    All rows are computed together, and each as if it were alone. The model sees the last `context` ids. While all of
+    them fit, keys and values are kept; beyond, every id shifts to another learned position with each new one, so
+    nothing can be kept and the window is computed anew. Without `cached` it always is: the same ids come out.
+    """
+    for seed in seeds:
+        check_options(tokens, temperature, top_k, top_p, seed)
+    if not prompt:
+        raise ConfigError("the prompt is empty; give at least one character")
+    context = model.config.context
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    ids = torch.tensor([prompt] * len(seeds))  # (rows, so far)
+    new, cache, running = ids, Cache(), [True] * len(seeds)
+    for _ in range(tokens):
+        fits = cached and ids.size(1) <= context
+        seen = new if fits else ids[:, -context:]
+        scores = model(seen.to(model.wte.weight.device), cache=cache if fits else None, at=LAST)[:, 0, :vocab]
+        scores = scores.float().cpu()
+        drawn = [
+            pick(row, temperature, top_k, top_p, generator) for row, generator in zip(scores, generators, strict=True)
+        ]
+        running = [row and one != stop for row, one in zip(running, drawn, strict=True)]
+        if not any(running):
+            return
+        yield [one if row else None for row, one in zip(running, drawn, strict=True)]
+        new = torch.tensor(drawn).unsqueeze(1)
+        ids = torch.cat((ids, new), 1)
+
+
 def generate(
     model: GPT,
     prompt: Sequence[int],
@@ -56,29 +103,10 @@ def generate(
     vocab: int | None = None,
     cached: bool = True,
 ) -> Iterator[int]:
-    """Up to `tokens` ids that follow the prompt (at least one id), ending before `stop`; ids are below the real
-    vocabulary of the model and, where it is smaller, `vocab`.
-
-    The model sees the last `context` ids. While all of them fit, keys and values are kept; beyond, every id shifts to
-    another learned position with each new one, so nothing can be kept and the window is computed anew. Without `cached`
-    it always is: the same ids come out.
-    """
-    check_options(tokens, temperature, top_k, top_p, seed)
-    if not prompt:
-        raise ConfigError("the prompt is empty; give at least one character")
-    device, context = model.wte.weight.device, model.config.context
-    generator = torch.Generator().manual_seed(seed)
-    ids, cache, new = list(prompt), Cache(), list(prompt)
-    for _ in range(tokens):
-        if cached and len(ids) <= context:
-            scores = model(torch.tensor([new], device=device), cache=cache, last=True)[0, -1]
-        else:
-            scores = model(torch.tensor([ids[-context:]], device=device), last=True)[0, -1]
-        new = [pick(scores[:vocab], temperature, top_k, top_p, generator)]
-        if new[0] == stop:
-            return
-        ids += new
-        yield new[0]
+    """The ids of one continuation, as `generate_rows` gives those of several."""
+    for (one,) in generate_rows(model, prompt, tokens, temperature, top_k, top_p, (seed,), stop, vocab, cached):
+        assert one is not None
+        yield one
 
 
 @dataclass(frozen=True)
@@ -92,6 +120,35 @@ class LanguageModel:
     step: int
     """Updates that it was trained with."""
 
+    def streams(
+        self,
+        prompt: str | None = None,
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 200,
+        top_p: float = 1.0,
+        seeds: Sequence[int] = (1337,),
+        to_the_end: bool = False,
+    ) -> Iterator[list[str]]:
+        """Pieces of the texts that follow the prompt, one for each seed, all computed together: each of whole
+        characters, empty where nothing new is complete, until `tokens` tokens or each text's end-of-text.
+
+        An empty prompt begins at end-of-text. `to_the_end` computes all `tokens` whatever they are, so that processes
+        that share a sharded model do the same number of forwards; what comes after end-of-text is still not shown.
+        """
+        eot = self.tokenizer.eot
+        ids = self.tokenizer.encode(self.prompt if prompt is None else prompt).tolist() or [eot]
+        decoders = [codecs.getincrementaldecoder("utf-8")(errors="replace") for _ in seeds]
+        picking = (temperature, top_k, top_p, seeds, None if to_the_end else eot, self.tokenizer.vocab)
+        running = [True] * len(seeds)
+        for drawn in generate_rows(self.model, ids, tokens, *picking):
+            running = [row and one != eot for row, one in zip(running, drawn, strict=True)]
+            yield [
+                decoder.decode(self.tokenizer.decode_bytes([one])) if row and one is not None else ""
+                for row, one, decoder in zip(running, drawn, decoders, strict=True)
+            ]
+        yield [decoder.decode(b"", final=True) for decoder in decoders]
+
     def stream(
         self,
         prompt: str | None = None,
@@ -100,24 +157,9 @@ class LanguageModel:
         top_k: int = 200,
         top_p: float = 1.0,
         seed: int = 1337,
-        to_the_end: bool = False,
     ) -> Iterator[str]:
-        """Pieces of the text that follows the prompt, each of whole characters, until `tokens` tokens or end-of-text.
-
-        An empty prompt begins at end-of-text. `to_the_end` computes all `tokens` whatever they are, so that processes
-        that share a sharded model do the same number of forwards; what comes after end-of-text is still not shown.
-        """
-        eot = self.tokenizer.eot
-        ids = self.tokenizer.encode(self.prompt if prompt is None else prompt).tolist() or [eot]
-        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        picking = (temperature, top_k, top_p, seed, None if to_the_end else eot, self.tokenizer.vocab)
-        ended = False
-        for token in generate(self.model, ids, tokens, *picking):
-            ended = ended or token == eot
-            if not ended and (text := decoder.decode(self.tokenizer.decode_bytes([token]))):
-                yield text
-        if text := decoder.decode(b"", final=True):
-            yield text
+        """Pieces of one text that follows the prompt, none of them empty."""
+        return (text for (text,) in self.streams(prompt, tokens, temperature, top_k, top_p, (seed,)) if text)
 
     def generate(
         self,
@@ -127,7 +169,6 @@ class LanguageModel:
         top_k: int = 200,
         top_p: float = 1.0,
         seed: int = 1337,
-        to_the_end: bool = False,
     ) -> str:
         """The text that follows the prompt; temperature 0 is greedy, top_k 0 and top_p 1 leave all tokens possible."""
-        return "".join(self.stream(prompt, tokens, temperature, top_k, top_p, seed, to_the_end))
+        return "".join(self.stream(prompt, tokens, temperature, top_k, top_p, seed))

@@ -54,13 +54,9 @@ class Work:
         path = self.folder / "samples" / f"step-{trainer.position:06d}.txt"
         try:
             with trainer.eager():
-                texts = [
-                    cadence.prompt
-                    + model.generate(
-                        tokens=cadence.sample_tokens, seed=self.run.recipe.seed % 2**62 + i, to_the_end=sharded
-                    )
-                    for i in range(cadence.samples)
-                ]
+                seeds = [self.run.recipe.seed % 2**62 + i for i in range(cadence.samples)]
+                pieces = list(model.streams(tokens=cadence.sample_tokens, seeds=seeds, to_the_end=sharded))
+            texts = [cadence.prompt + "".join(row) for row in zip(*pieces, strict=True)]
             if trainer.world.lead:
                 path.parent.mkdir(exist_ok=True)
                 write_atomically(path, "\n---\n".join(texts) + "\n")

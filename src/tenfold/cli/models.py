@@ -51,14 +51,15 @@ def sample(arguments: Sequence[str]) -> int:
     prompt = model.prompt if options.prompt is None else options.prompt
     model.tokenizer.encode(prompt)  # before it is printed, if it cannot be
     shown = printable if sys.stdout.isatty() else str  # a file gets exactly what the model wrote
-    for i in range(options.samples):
-        if i:
-            print("---")
-        print(prompt, end="", flush=True)
-        picking = (options.temperature, options.top_k, options.top_p, options.seed + i)
-        for text in model.stream(prompt, options.tokens, *picking):
-            print(shown(text), end="", flush=True)
-        print()
+    print(prompt, end="", flush=True)
+    picking = (options.temperature, options.top_k, options.top_p, [options.seed + i for i in range(options.samples)])
+    texts = [prompt] * options.samples
+    for pieces in model.streams(prompt, options.tokens, *picking):
+        print(shown(pieces[0]), end="", flush=True)  # the first as it comes, the others when all are there
+        texts = [text + piece for text, piece in zip(texts, pieces, strict=True)]
+    print()
+    for text in texts[1:]:
+        print(f"---\n{shown(text)}")
     return 0
 
 

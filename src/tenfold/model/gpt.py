@@ -16,6 +16,9 @@ from tenfold.model.cache import Cache
 from tenfold.model.config import ModelConfig
 from tenfold.model.linear import Linear
 
+Index = slice | Tensor
+LAST = (slice(None), slice(-1, None))  # of every row the last position, (B, 1, vocab)
+
 STD = 0.02  # of initial weights; Radford et al. 2019 and the released code
 
 
@@ -125,10 +128,14 @@ class GPT(nn.Module):
         self.wte.weight[self.config.vocab :] = 0
         return self
 
-    def forward(self, x: Tensor, y: Tensor | None = None, cache: Cache | None = None, last: bool = False) -> Tensor:
+    def forward(
+        self, x: Tensor, y: Tensor | None = None, cache: Cache | None = None, at: tuple[Index, Index] | None = None
+    ) -> Tensor:
         """x: (B, T) token ids. With targets y (B, T): a scalar, the sum in nats of the losses of targets that are not
-        `head.IGNORE`. Without: logits (B, T, vocab) in the dtype of the computation. With a cache, x are the tokens
-        after the cached ones and the cache grows by T positions; in all at most `context` positions are possible."""
+        `head.IGNORE`. Without: logits (B, T, vocab) in the dtype of the computation, or only those at an index of the
+        first two dimensions, such as LAST, or rows and positions as two tensors (N,), which give (N, vocab). With a
+        cache, x are the tokens after the cached ones and the cache grows by T positions; in all at most `context`
+        positions are possible."""
         start = cache.length if cache is not None else 0
         positions = torch.arange(start, start + x.size(1), device=x.device)
         h = self.wte(x) + self.wpe(positions)  # (B, T, C)
@@ -139,4 +146,4 @@ class GPT(nn.Module):
         h = self.ln_f(h)
         if y is not None:
             return self.loss(h, self.wte.weight, y, self.config.vocab)
-        return head.logits(h[:, -1:] if last else h, self.wte.weight, self.config.vocab)
+        return head.logits(h if at is None else h[at], self.wte.weight, self.config.vocab)
