@@ -14,8 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tenfold.data import shards
-from tenfold.data.shards import HEADER, MANIFEST, STAMP, ShardWriter, Tokens, open_corpus, open_shard
+from tenfold.data import idfile
+from tenfold.data.idfile import STAMP
+from tenfold.data.shards import HEADER, MANIFEST, ShardWriter, Tokens, open_corpus, open_shard
 from tenfold.data.tokenizer import Bytes, Tokenizer
 from tenfold.errors import DataError
 
@@ -267,7 +268,7 @@ def test_an_id_at_or_above_the_vocabulary_is_found_with_file_and_position(tmp_pa
 
 
 def test_blocks_leave_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "BLOCK", 7)
+    monkeypatch.setattr(idfile, "BLOCK", 7)
     for position in range(20):
         ids = np.zeros(20, int)
         ids[position] = 256
@@ -281,8 +282,8 @@ def test_blocks_leave_nothing_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_checks_are_remembered_until_a_shard_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = corpus(tmp_path / "data")
     looked: list[str] = []
-    blocks = shards._blocks
-    monkeypatch.setattr(shards, "_blocks", lambda shard: (looked.append(shard.path.name), blocks(shard))[1])
+    blocks = idfile.blocks
+    monkeypatch.setattr(idfile, "blocks", lambda ids: (looked.append(Path(ids.filename).name), blocks(ids))[1])
 
     def check() -> list[str]:
         looked.clear()

@@ -303,7 +303,7 @@ def test_vocabulary_is_downloaded_once(tmp_path: Path, server: Callable[[dict[st
 @pytest.mark.parametrize(
     ("answer", "says"),
     [
-        ((200, "text/html", b"<html>Sign in</html>"), "the server sent 20 bytes of text/html with sha256"),
+        ((200, "text/html", b"<html>Sign in</html>"), "but sent 20 bytes of text/html with sha256"),
         ((404, "text/html", b"<html></html>"), "the server answered 404"),
         ((451, "text/html", b"<html></html>"), "the server answered 451"),
         ((503, "text/html", b"<html></html>"), "the server answered 503"),
@@ -340,7 +340,7 @@ def test_a_download_is_kept_and_another_file_is_not_overwritten(
     path.write_bytes(b"mine")
     with pytest.raises(DataError, match="is not the file expected there"):
         fetch(url, path, sha256)
-    with pytest.raises(DataError, match="instead of 86c4e6aa9db7c042"):
+    with pytest.raises(DataError, match="the file with sha256 86c4e6aa9db7c042"):
         fetch_shakespeare(tmp_path / "shakespeare.txt", url)
     with pytest.raises(DataError, match="cannot save"):
         fetch(url, path / "file", sha256)

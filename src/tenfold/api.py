@@ -1,4 +1,5 @@
-"""From Python: `preset`, `train`, `load`. Everything that the command line does goes through here."""
+"""From Python: `preset`, `train`, `load`, `import_run`, `export`. Everything that the command line does with runs goes
+through here."""
 
 import contextlib
 import os
@@ -17,11 +18,19 @@ from tenfold.data.tokenizer import from_spec
 from tenfold.datasets import fitted, open_or_prepare
 from tenfold.environment import environment
 from tenfold.errors import CheckpointError, ConfigError, DataError, HardwareError
+from tenfold.evaluate.evaluation import tasks_of
+from tenfold.exchange import hub
+from tenfold.exchange.card import model_card
+from tenfold.exchange.exporting import export as give_out
+from tenfold.exchange.huggingface import huggingface_source
+from tenfold.exchange.importing import import_run
+from tenfold.exchange.sources import open_source, origin
+from tenfold.exchange.weights import model_of, weights_of
 from tenfold.generate import LanguageModel
 from tenfold.hardware import Hardware, choose, detect
 from tenfold.ladder.tune import recall
 from tenfold.model.gpt import GPT
-from tenfold.run import Run, check_preset, from_dict, preset, reconcile, to_dict
+from tenfold.run import Run, check_preset, differences, from_dict, preset, reconcile, to_dict
 from tenfold.training import checkpoint, fit, loop
 from tenfold.training.health import Diverged, check_head
 from tenfold.training.prepare import probe_compile
@@ -30,7 +39,7 @@ from tenfold.training.trainer import Trainer, trainer_for
 from tenfold.work import Work
 from tenfold.world import World, join, launched
 
-__all__ = ["Trained", "load", "preset", "train"]
+__all__ = ["Trained", "export", "import_run", "load", "preset", "train"]
 
 REQUEUE, INTERRUPTED = 75, 130  # exit codes after SIGTERM and Ctrl-C; both saved first
 SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGINT: INTERRUPTED}
@@ -64,6 +73,8 @@ def train(
     folder = rundir.folder_of(run.name)
     if stop_at is not None and stop_at < 1:
         raise ConfigError(f"--stop-at {stop_at}: give a step of at least 1")
+    if run.cadence.score:
+        tasks_of(run.cadence.tasks)
     hardware = detect(run.speed.device)
     world = join(run.speed.device if run.speed.device != "auto" else hardware.kind)
     with ExitStack() as stack:
@@ -71,10 +82,14 @@ def train(
         with world.lead_first() as lead:
             if lead:
                 stack.enter_context(rundir.locked(folder))
-            saved = saved_run(folder)
+            saved, facts = saved_run(folder), dict[str, Any]()
             if saved:
                 check_preset(saved, run)
+                facts = rundir.read_run(folder)
+            elif run.init:
+                run, facts = shaped(run)
             corpus = open_or_prepare(run, shown)
+            check_tokenizer(facts.get("vocabulary"), corpus)
             run = fitted(run, corpus)
             changed = reconcile(saved, run, allow) if saved else {}
             if lead:
@@ -85,7 +100,7 @@ def train(
         report = Reporter(folder, shown, world.lead)
         with world.lead_first() as lead:
             if lead:
-                write_run(run, trainer, corpus, folder, hardware)
+                write_run(run, trainer, corpus, folder, hardware, facts.get("origin"))
                 report({"step": trainer.position, "event": "resume" if saved else "start"}, strict=True)
         for name, (was, now) in changed.items():
             rows = "; which rows come next changes with it" if name in ROWS_MOVE else ""
@@ -102,6 +117,27 @@ def train(
 def saved_run(folder: Path) -> Run | None:
     """What run.json of a run folder says, if there is one."""
     return from_dict(rundir.read_run(folder), f"{folder}/run.json") if (folder / "run.json").exists() else None
+
+
+def shaped(run: Run) -> tuple[Run, dict[str, Any]]:
+    """A new run with the shape and the tokenizer of the weights that it begins from, and what run.json says of those;
+    ConfigError if another shape was asked for."""
+    source = open_source(run.init)
+    if run.model not in (preset("finetune").model, source.model):
+        was = differences(replace(run, model=source.model), run)
+        told = "; ".join(f"{name} is {of_source!r} there, given {given!r}" for name, (of_source, given) in was.items())
+        raise ConfigError(f"{source.said} has another shape: {told}; leave it to --init, as preset finetune does")
+    run = replace(run, model=source.model, tokenizer=source.vocabulary["name"])
+    return run, {"vocabulary": source.vocabulary, "origin": origin(run.init, source)}
+
+
+def check_tokenizer(spec: dict[str, Any] | None, corpus: Corpus) -> None:
+    """DataError if the weights were made with another tokenizer (by its spec; None is not known) than the data."""
+    if spec is not None and spec != corpus.tokenizer.spec():
+        raise DataError(
+            f"the data in {corpus.path} was made by the tokenizer {corpus.tokenizer.name}, the weights know another "
+            f"({spec.get('name')}{'' if spec.get('name') != 'chars' else ', of other text'}); prepare the text for that"
+        )
 
 
 def build(
@@ -130,6 +166,10 @@ def build(
     model = GPT(run.model)
     if latest:
         checkpoint.load_weights(model, latest)
+    elif run.init:
+        source = open_source(run.init)
+        model.load_state_dict(weights_of(source))
+        shown.say("; ".join((f"beginning from {source.said}", *source.notes)))
     else:
         model.initialise(run.recipe.seed)
     if world.device.type != "cpu":
@@ -168,12 +208,16 @@ def executed(run: Run, hardware: Hardware, world: World, shown: Display) -> tupl
     return replace(speed, compile="none", mode="default"), f"{why}; then compile none, as said above"
 
 
-def write_run(run: Run, trainer: Trainer, corpus: Corpus, folder: Path, hardware: Hardware) -> None:
-    """run.json: the run's fields, what `auto` became, the tokenizer, and what else is needed to repeat it."""
+def write_run(
+    run: Run, trainer: Trainer, corpus: Corpus, folder: Path, hardware: Hardware, came: dict[str, Any] | None
+) -> None:
+    """run.json: the run's fields, what `auto` became, the tokenizer, and what else is needed to repeat it, among it
+    where weights that were not random came from."""
     facts = {
         "executed": asdict(trainer.speed),
         "vocabulary": corpus.tokenizer.spec(),
         "environment": environment(hardware, trainer.world.size),
+        **({"origin": came} if came else {}),
     }
     rundir.write_run(folder, {**to_dict(run), **facts})
 
@@ -256,14 +300,11 @@ def described(run: Run, trainer: Trainer) -> str:
     )
 
 
-def load(path: str | os.PathLike[str], step: int | None = None, device: str = "auto") -> LanguageModel:
-    """A trained model with its tokenizer: from a run by its name in runs/ or its path, at its newest checkpoint or the
-    one of `step`, or from a checkpoint folder of a run. CheckpointError if there is none, or it is damaged."""
+def find(path: str | os.PathLike[str], step: int | None = None) -> tuple[Path, Path]:
+    """The run's folder and the checkpoint's that `load` reads; CheckpointError if there is none, or it is damaged."""
     given = Path(path).resolve()
     is_checkpoint = (given / checkpoint.STATE).is_file()
     run_folder = given.parent.parent if is_checkpoint else rundir.find(str(path))
-    saved = rundir.read_run(run_folder)
-    run = from_dict(saved, f"{run_folder}/run.json")
     root = run_folder / "checkpoints"
     steps = checkpoint.saved_steps(root)
     if is_checkpoint:
@@ -283,6 +324,19 @@ def load(path: str | os.PathLike[str], step: int | None = None, device: str = "a
     if (wrong := checkpoint.damage(folder)) is not None:
         others = ", ".join(f"--step {n}" for n, other in steps.items() if other.resolve() != folder.resolve()) or "none"
         raise CheckpointError(f"checkpoint {folder} is damaged ({wrong}); others are {others}")
+    return run_folder, folder
+
+
+def load(path: str | os.PathLike[str], step: int | None = None, device: str = "auto") -> LanguageModel:
+    """A trained model with its tokenizer: from a run by its name in runs/ or its path, at its newest checkpoint or the
+    one of `step`, from a checkpoint folder of a run, or from a folder of Hugging Face's form. CheckpointError if there
+    is none, or it is damaged."""
+    if (Path(path) / "config.json").is_file():
+        source = huggingface_source(Path(path))
+        return LanguageModel(model_of(source).to(choose(device)), from_spec(source.vocabulary), "", 0)
+    run_folder, folder = find(path, step)
+    saved = rundir.read_run(run_folder)
+    run = from_dict(saved, f"{run_folder}/run.json")
     model = GPT(checkpoint.model_config(folder))
     checkpoint.load_weights(model, folder)
     model.to(choose(device)).eval()
@@ -295,3 +349,27 @@ def load(path: str | os.PathLike[str], step: int | None = None, device: str = "a
         tokenizer.encode(prompt)
         return LanguageModel(model, tokenizer, prompt, checkpoint.read_state(folder)["position"])
     return LanguageModel(model, tokenizer, "", checkpoint.read_state(folder)["position"])
+
+
+def export(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    form: str = "hf",
+    step: int | None = None,
+    push: str = "",
+    display: Display | None = None,
+) -> None:
+    """Write a run's checkpoint, found as `load` finds it, for other programs: a folder for transformers (hf) with its
+    tokenizer and a model card, or a GGUF file (gguf). `push` also sends the folder to that repository of the Hub."""
+    if push and form != "hf":
+        raise ConfigError(f"--push sends a folder of --format hf, not {form}; push that, or leave it out")
+    shown = display or Terminal()
+    run_folder, folder = find(path, step)
+    model = load(folder, device="cpu")
+    saved = rundir.read_run(run_folder)
+    run = from_dict(saved, f"{run_folder}/run.json")
+    card = model_card(run, saved, rundir.read_metrics(run_folder), model.step)
+    give_out(model.model, model.tokenizer, Path(out), form, card, shown.say)
+    shown.say(f"{path} is in {out}")
+    if push:
+        shown.say(f"pushed to {hub.push(Path(out), push)}")

@@ -19,6 +19,8 @@ class Cadence:
     """Print and record loss, learning rate, gradient norm and speed."""
     eval: int = 250
     """Compute the validation loss; also at the start and the end."""
+    score: int = 0
+    """Score the tasks, on all processes together; also at the end."""
     sample: int = 1000
     """Write samples of the text; also at the start and the end."""
     save: int = 1000
@@ -29,6 +31,10 @@ class Cadence:
     """Checkpoints at multiples of this many steps stay for good."""
     eval_rows: int = 0
     """Rows of the validation split that are evaluated; 0 is all of it."""
+    tasks: str = "hellaswag"
+    """Tasks that are scored, as `tenfold eval` knows them, with commas between."""
+    score_items: int = 0
+    """Items of each task that are scored, a sample, always the same; 0 is all of them."""
     samples: int = 2
     """Samples written each time."""
     sample_tokens: int = 200
@@ -64,6 +70,9 @@ class Run:
     """Folder of token shards, or text to prepare first; it may move, recipe.data is what must match."""
     tokenizer: str = "gpt2"
     """How text is prepared: bytes, chars or gpt2."""
+    init: str = ""
+    """Weights that the training begins from: a run, a checkpoint, a folder or file of another program, or a name on the
+    Hub; empty for random ones."""
 
 
 def demo() -> Run:
@@ -101,8 +110,20 @@ def gpt2(name: str, layers: int, heads: int, width: int, lr: float) -> Run:
         preset=name,
         model=ModelConfig(layers=layers, heads=heads, width=width),
         recipe=Recipe(lr=lr, lr_end=lr / 10),
-        cadence=Cadence(eval_rows=10240),
+        cadence=Cadence(eval_rows=10240, score=1000),
         data="data/fineweb-edu",
+    )
+
+
+def finetune() -> Run:
+    """Fine-tuning of a trained GPT-2, by default the released 124M: gentle and short, as nanoGPT's (3e-5, some 32,768
+    tokens a step), with a warm-up because the moments begin empty. The shape is that of the weights it begins from."""
+    return Run(
+        preset="finetune",
+        recipe=Recipe(rows=32, steps=200, lr=3e-5, lr_end=3e-6, warmup=10),
+        cadence=Cadence(log=1, eval=10, sample=50, save=10, keep=1, eval_rows=256, patience=3),
+        data="data/mine",
+        init="gpt2",
     )
 
 
@@ -113,6 +134,7 @@ PRESETS: dict[str, Callable[[], Run]] = {
     "gpt2-350m": lambda: gpt2("gpt2-350m", layers=24, heads=16, width=1024, lr=3e-4),
     "gpt2-774m": lambda: gpt2("gpt2-774m", layers=36, heads=20, width=1280, lr=2.5e-4),
     "gpt2-1558m": lambda: gpt2("gpt2-1558m", layers=48, heads=25, width=1600, lr=2e-4),
+    "finetune": finetune,
 }
 
 
@@ -178,17 +200,24 @@ def differences(saved: Run, given: Run) -> dict[str, tuple[Any, Any]]:
 
 
 def check_preset(saved: Run, given: Run) -> None:
-    """ConfigError if a run is asked to go on as another preset."""
+    """ConfigError if a run is asked to go on as another preset, or from other weights than its own."""
     if given.preset != saved.preset:
         raise ConfigError(
             f"run {saved.name!r} was started from preset {saved.preset!r}, not {given.preset!r}; "
             "give that, or another --name"
         )
+    if given.init != saved.init:
+        raise ConfigError(
+            f"run {saved.name!r} began from {saved.init or 'random weights'}, not {given.init or 'random weights'}; "
+            "leave --init out to go on, or give another --name"
+        )
 
 
 def reconcile(saved: Run, given: Run, allow: Sequence[str] = ()) -> dict[str, tuple[Any, Any]]:
     """The fields of the model and recipe that may change on resume, as `allow` names them; ConfigError for any other
-    that differs."""
+    that differs. What was imported and never trained has no recipe yet: it takes the given one."""
+    if not saved.recipe.data:
+        saved = replace(saved, recipe=given.recipe)
     changed = differences(saved, given)
     known = [f"{part}.{item.name}" for part in ("model", "recipe") for item in fields(getattr(saved, part))]
     for name in allow:

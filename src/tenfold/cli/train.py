@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tenfold.cli.common import command, parse, preset_first, value_of
+from tenfold.errors import ConfigError
 from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 from tenfold.run import Cadence, Run
@@ -21,6 +22,9 @@ class TrainOptions:
     """Folder of token shards, or a text or .jsonl file to prepare first."""
     name: str = ""
     """Name of the run's folder in runs/; empty for the preset's."""
+    init: str = ""
+    """Weights to begin from: a run, a checkpoint, a Hugging Face folder, a file of llm.c or nanoGPT, or a name on the
+    Hub; the model's shape is theirs. Empty for random ones."""
     tokenizer: Literal["bytes", "chars", "gpt2"] = "gpt2"
     """How a text file given as --data is prepared."""
     stop_at: int | None = None
@@ -42,6 +46,7 @@ def train(arguments: Sequence[str]) -> int:
     default = TrainOptions(
         data=base.data,
         name=name,
+        init=base.init,
         tokenizer=base.tokenizer,  # type: ignore[arg-type]
         model=base.model,
         recipe=base.recipe,
@@ -49,6 +54,8 @@ def train(arguments: Sequence[str]) -> int:
         cadence=base.cadence,
     )
     options: TrainOptions = parse(TrainOptions, others, verb, default=default)
+    if options.init and not saved and (shape := [given for given in others if given.startswith("--model.")]):
+        raise ConfigError(f"{shape[0]}: the model's shape is that of --init {options.init}; leave it out")
     from tenfold import api
 
     run = Run(
@@ -60,6 +67,7 @@ def train(arguments: Sequence[str]) -> int:
         name=options.name,
         data=options.data,
         tokenizer=options.tokenizer,
+        init=options.init,
     )
     done = api.train(run, stop_at=options.stop_at, allow=options.allow)
     if os.environ.get("RANK", "0") == "0":

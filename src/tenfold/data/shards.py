@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -28,20 +28,17 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from tenfold.data import foreign
+from tenfold.data.idfile import MAGIC, SPLITS, Shard, blocks, highest
+from tenfold.data.idfile import STAMP as STAMP
 from tenfold.data.tokenizer import Tokenizer, from_spec
 from tenfold.errors import DataError
 from tenfold.files import sync
 
-MAGIC = b"TENFOLD1"
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32s")
 FORMAT = "tenfold corpus"
 MANIFEST = "manifest.json"
-STAMP = ".checked.json"
-SPLITS = ("train", "val")
-BLOCK = 1 << 22  # ids looked at in one go
-
-Ids = npt.NDArray[Any]  # 16 or 32 bits wide, without sign
 
 
 def dtype_for(vocab: int) -> np.dtype[Any]:
@@ -162,22 +159,12 @@ def _sync(file: BinaryIO) -> None:
     os.fsync(file.fileno())
 
 
-def _entry(shard: "Shard") -> dict[str, Any]:
+def _entry(shard: Shard) -> dict[str, Any]:
     size = HEADER.size + shard.ids.nbytes
     return {"name": shard.path.name, "tokens": len(shard.ids), "bytes": size, "sha256": shard.sha256}
 
 
 # Reading
-
-
-@dataclass(frozen=True)
-class Shard:
-    """A whole shard. `ids` is a read-only memory map; `sha256` is what the header says, not computed again."""
-
-    path: Path
-    vocab: int
-    sha256: str
-    ids: Ids
 
 
 def open_shard(path: Path) -> Shard:
@@ -216,7 +203,7 @@ class Tokens:
     def __str__(self) -> str:
         """Where they lie, for messages: the folder and the split."""
         return (
-            ", ".join(sorted({f"{s.path.parent} ({s.path.name.partition('_')[0]})" for s in self.shards})) or "no shard"
+            ", ".join(sorted({f"{s.path.parent} ({foreign.split_of(s.path.name)})" for s in self.shards})) or "no shard"
         )
 
     def __len__(self) -> int:
@@ -250,49 +237,20 @@ class Tokens:
             DataError: names the file and the position of the first id that is not.
         """
         for shard in self.shards:
-            highest = _highest(shard)
-            if highest >= vocab:
-                start, block = next((start, block) for start, block in _blocks(shard) if block.max() >= vocab)
+            found = highest(shard)
+            if found >= vocab:
+                start, block = next((start, block) for start, block in blocks(shard.ids) if block.max() >= vocab)
                 first = int(np.argmax(block >= vocab))
                 raise DataError(
                     f"{shard.path} has the id {block[first]} at position {start + first}, but the vocabulary has "
-                    f"{vocab} ids; prepare the data again, or train a model with a vocabulary of at least {highest + 1}"
+                    f"{vocab} ids; prepare the data again, or train a model with a vocabulary of at least {found + 1}"
                 )
-
-
-def _blocks(shard: Shard) -> Iterator[tuple[int, Ids]]:
-    ids = np.asarray(shard.ids)
-    return ((start, ids[start : start + BLOCK]) for start in range(0, len(ids), BLOCK))
-
-
-def _highest(shard: Shard) -> int:
-    """The highest id in a shard: remembered, or looked up and then remembered."""
-    stamp, stat = shard.path.with_name(STAMP), shard.path.stat()
-    known = [shard.sha256, stat.st_size, stat.st_mtime_ns]
-    stamps: dict[str, Any] = {}
-    try:
-        stamps = dict(json.loads(stamp.read_text()))
-        *what, highest = stamps[shard.path.name]
-        if what == known and isinstance(highest, int):
-            return highest
-    except (OSError, KeyError, TypeError, ValueError):
-        pass  # nothing is remembered about this shard
-    highest = max(int(block.max()) for _, block in _blocks(shard))
-    stamps[shard.path.name] = [*known, highest]
-    # Several processes may do this at once: each puts a whole file in place, and the last one wins.
-    mine = stamp.with_name(f"{STAMP}.{os.getpid()}.partial")
-    with contextlib.suppress(OSError):
-        try:
-            mine.write_text(json.dumps(stamps))
-            mine.replace(stamp)
-        finally:
-            mine.unlink(missing_ok=True)
-    return highest
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """A folder of shards with what its manifest says.
+    """A folder of shards with what its manifest says, or the shards of another program's dataset, whose `manifest` has
+    the format's name alone.
 
     `fingerprint` is a short hash of the tokenizer and of all ids in their order; it does not depend on the path.
     """
@@ -308,18 +266,25 @@ class Corpus:
 def open_corpus(path: Path | str) -> Corpus:
     """Opens a prepared folder after checking its manifest and the header and size of every shard; reads no ids.
 
+    A folder without a manifest may hold files of ids that another program made, and `path` may be one of those files,
+    which stands for all of its dataset. They are read as they are; their ids are hashed the first time.
+
     Raises:
         DataError: the folder or a file in it is missing, unfinished, foreign, of a newer version, or damaged.
     """
     folder = Path(path)
-    manifest = read_manifest(folder)
-    tokenizer = from_spec(manifest["tokenizer"])
-    train, val = (
-        Tokens([_listed(folder, tokenizer, entry) for entry in manifest["splits"][name]["shards"]]) for name in SPLITS
-    )
-    content = [tokenizer.spec(), *([shard.sha256 for shard in split.shards] for split in (train, val))]
+    if not (folder / MANIFEST).exists() and foreign.found(folder):
+        kind, tokenizer, splits = foreign.open_splits(folder)
+        manifest: dict[str, Any] = {"format": kind, "tokenizer": tokenizer.spec()}
+    else:
+        manifest = read_manifest(folder)
+        tokenizer = from_spec(manifest["tokenizer"])
+        splits = {
+            name: [_listed(folder, tokenizer, entry) for entry in manifest["splits"][name]["shards"]] for name in SPLITS
+        }
+    content = [tokenizer.spec(), *([shard.sha256 for shard in splits[name]] for name in SPLITS)]
     fingerprint = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-    return Corpus(folder, tokenizer, manifest, fingerprint, train, val)
+    return Corpus(folder, tokenizer, manifest, fingerprint, *(Tokens(splits[name]) for name in SPLITS))
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from tenfold.files import sha256_of
 
 if TYPE_CHECKING:
     import gigatoken
+    import tiktoken
 
 VOCABULARY_URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
 VOCABULARY_SHA256 = {
@@ -56,6 +57,10 @@ class Tokenizer:
             DataError: the text has a character that cannot be encoded.
         """
         raise NotImplementedError
+
+    def reference(self, text: str) -> npt.NDArray[np.uint32]:
+        """The ids by the implementation that is the measure, where there is one; they are what `encode` should give."""
+        return self.encode(text)
 
     def decode_bytes(self, ids: npt.ArrayLike) -> bytes:
         """The UTF-8 bytes of some ids; a part of a text may start or end within a character.
@@ -164,6 +169,9 @@ class Gpt2(Tokenizer):
 
     def encode(self, text: str) -> npt.NDArray[np.uint32]:
         return self._bpe.encode(_utf8(text))
+
+    def reference(self, text: str) -> npt.NDArray[np.uint32]:
+        return np.array(_load_tiktoken(self.vocabulary).encode_ordinary(text), np.uint32)
 
     def _bytes(self, ids: npt.NDArray[np.int64]) -> bytes:
         return self._bpe.decode(ids.astype(np.uint32))
@@ -279,6 +287,16 @@ def _load_bpe(folder: Path | None) -> "gigatoken.Tokenizer":
             }
         )
     )
+
+
+@functools.cache
+def _load_tiktoken(folder: Path | None) -> "tiktoken.Encoding":
+    import tiktoken
+    from tiktoken_ext.openai_public import r50k_pat_str
+
+    # Its own loader would go to the network; the ranks of GPT-2's tokens are their ids.
+    ranks = {token: number for number, token in _load_bpe(folder).vocab.items() if number != Gpt2().eot}
+    return tiktoken.Encoding("gpt2", pat_str=r50k_pat_str, mergeable_ranks=ranks, special_tokens={})
 
 
 def _utf8(text: str) -> bytes:

@@ -245,12 +245,14 @@ def load_weights(model: torch.nn.Module, folder: Path) -> None:
 
 
 def restore(trainer: Trainer, folder: Path) -> None:
-    """Set optimizer, loss scale and position from a checkpoint; the weights are loaded before the model is prepared."""
+    """Set optimizer, loss scale and position from a checkpoint; the weights are loaded before the model is prepared.
+    An imported checkpoint has no moments: the optimizer begins with fresh ones."""
     state, moments = read_state(folder), tensors(folder / MOMENTS)
     names = {parameter: name for name, parameter in trainer.module.named_parameters()}
     order = [parameter for group in trainer.optimizer.param_groups for parameter in group["params"]]
     content = trainer.optimizer.state_dict()
-    content["state"] = {i: dict(moments_of(names[p], p, moments)) for i, p in enumerate(order)}
+    found = {i: dict(moments_of(names[p], p, moments)) for i, p in enumerate(order)}
+    content["state"] = {i: of_one for i, of_one in found.items() if of_one}
     trainer.optimizer.load_state_dict(content)
     trainer.scale.restore(state["scale"])
     trainer.position = state["position"]
