@@ -10,7 +10,7 @@ FLOORS = [
     {"errors", "files", "world", "hardware", "reference", "environment", "rundir"},
     {"model", "data", "recipe"},
     {"training", "run"},
-    {"evaluate", "generate", "prepare", "ladder"},
+    {"evaluate", "generate", "prepare", "ladder", "exchange", "track"},
     {"cli", "api", "work", "datasets", "console", "listing", "__main__", "__init__"},
 ]
 BESIDE = {  # room -> rooms on its own floor that it may import
@@ -22,6 +22,7 @@ BESIDE = {  # room -> rooms on its own floor that it may import
     "data": {"model"},  # IGNORE, the target of a filler row
     "training": {"run"},  # the cadence
     "run": {"training"},  # Speed, which is what a Run has
+    "evaluate": {"generate"},  # the harness wants text too
     "__main__": {"cli"},
     "__init__": {"api", "run"},
     "cli": {"api", "console", "listing"},
@@ -36,16 +37,23 @@ TORCH_FREE = {
     "rundir",
     "hardware",
     "reference.cards",
+    "reference.curves",
     "recipe",
     "run",
     "model.config",
     "training.speed",
     "data.shards",
+    "data.foreign",
+    "data.census",
     "ladder.plan",
     "ladder.report",
     "ladder.page",
     "ladder.figures",
     "ladder.lessons",
+    "track.logs",
+    "track.match",
+    "track.causes",
+    "track.verdict",
     "cli.entry",
 }
 
