@@ -41,6 +41,8 @@ TINY_OPTIONS = [
     "10",
     "--cadence.sample",
     "0",
+    "--cadence.score",
+    "0",
     "--cadence.save",
     "10",
     "--cadence.log",
@@ -91,13 +93,20 @@ def environment() -> dict[str, str]:
 def tenfold(tmp_path: Path) -> Tenfold:
     """Runs the command line in an empty folder, as a process of its own or, with `processes`, as several."""
 
-    def call(*arguments: object, processes: int = 0, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    def call(
+        *arguments: object, processes: int = 0, timeout: float = 120, env: dict[str, str] | None = None
+    ) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "tenfold"]
         if processes:
             command = [*torchrun(processes), "-m", "tenfold"]
         given = [str(a) for a in arguments]
         return subprocess.run(
-            [*command, *given], cwd=tmp_path, capture_output=True, text=True, timeout=timeout, env=environment()
+            [*command, *given],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            env={**environment(), **(env or {})},
         )
 
     return call

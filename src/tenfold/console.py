@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, Protocol
@@ -73,6 +74,8 @@ def figures(record: dict[str, Any]) -> str:
         for key, words, form in (
             ("loss", "loss", ".4f"),
             ("val_loss", "validation loss", ".4f"),
+            ("hellaswag_acc_norm", "HellaSwag acc_norm", ".4f"),
+            ("lambada_acc", "LAMBADA acc", ".4f"),
             ("lr", "lr", ".2e"),
             ("grad_norm", "norm", ".2f"),
         )
@@ -100,6 +103,7 @@ class Terminal:
         )
         self.task: TaskID | None = None
         self.status = self.console.status("")
+        self.told = time.monotonic()
 
     def __enter__(self) -> Terminal:
         return self
@@ -121,7 +125,11 @@ class Terminal:
             self.tell(f"reading: {told['bytes'] / 1e6:,.0f} MB")
         elif told["phase"] == "write":
             share = min(1.0, told["bytes"] / max(1, told["of_bytes"]))
-            self.tell(f"writing: {told['tokens']:,} tokens, about {share:.0%}")
+            left = f"{told['seconds_left'] / 60:.0f} min left" if told["seconds_left"] > 90 else "soon done"
+            self.tell(f"writing: {told['tokens']:,} tokens, about {share:.0%}, {left}")
+            if not self.console.is_terminal and time.monotonic() - self.told > 60:  # a log of a job of hours
+                self.told = time.monotonic()
+                self.say(f"{told['tokens']:,} tokens, about {share:.0%}, {left}")
 
     def tell(self, text: str) -> None:
         """Show what goes on, on a terminal only."""
@@ -139,7 +147,7 @@ class Terminal:
             self.bar.update(self.task, completed=step + 1, figures=told)
         if message := record.get("message"):
             self.say(f"step {step}: {message}")
-        elif told and (record.get("event") or "val_loss" in record or not self.console.is_terminal):
+        elif told and (record.get("event") or "loss" not in record or not self.console.is_terminal):
             self.say(f"step {step:>6}  {told}" + (f"  {record['event']}" if "event" in record else ""))
 
     def sample(self, step: int, text: str) -> None:

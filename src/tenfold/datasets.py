@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from tenfold.console import Display
+from tenfold.data import foreign
 from tenfold.data.fetch import fetch_shakespeare
 from tenfold.data.shards import MANIFEST, Corpus, open_corpus
 from tenfold.errors import ConfigError, DataError
-from tenfold.prepare import prepare_text
+from tenfold.prepare import DATASETS, prepare_text
 from tenfold.run import Run, with_data
 
 NOT_SOURCE = ("site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "__pycache__")
@@ -32,7 +33,7 @@ TEXTS: dict[str, Callable[[], tuple[Path, dict[str, Any]]]] = {
 def open_or_prepare(run: Run, shown: Display) -> Corpus:
     """The run's token shards; text that was given instead, or that a preset knows how to get, is prepared first."""
     path, options = Path(run.data), dict[str, Any]()
-    if (path / MANIFEST).exists():
+    if (path / MANIFEST).exists() or foreign.found(path):
         return open_corpus(path)
     if path.is_file():
         source, path = path, Path("data") / f"{path.stem}-{run.tokenizer}"
@@ -42,6 +43,11 @@ def open_or_prepare(run: Run, shown: Display) -> Corpus:
         raise DataError(
             f"--data {path} holds no token shards (no {MANIFEST}); make some with "
             f"`tenfold prepare {path} --out data/mine` and give --data data/mine"
+        )
+    elif path.name in DATASETS and not path.exists():
+        raise DataError(
+            f"no data at {path}; `tenfold prepare {path.name} --tokens 10B --out {path}` makes it, with fewer tokens "
+            "if need be; or give --data with a folder of token shards or a text file"
         )
     else:
         raise DataError(

@@ -1,10 +1,11 @@
-"""What is done at each cadence of a run: validate, sample, save. The loop calls the rows of `Work.table`."""
+"""What is done at each cadence of a run: validate, score, sample, save. The loop calls the rows of `Work.table`."""
 
 from pathlib import Path
 
 from tenfold.console import Display
 from tenfold.data.shards import Corpus
 from tenfold.errors import CheckpointError, TenfoldError
+from tenfold.evaluate.evaluation import evaluate, missing, tasks_of
 from tenfold.evaluate.validation import validation_loss
 from tenfold.files import write_atomically
 from tenfold.generate import LanguageModel
@@ -20,7 +21,7 @@ class Work:
 
     def __init__(self, run: Run, corpus: Corpus, folder: Path, shown: Display, report: loop.Report, saved: int) -> None:
         self.run, self.corpus, self.folder, self.shown, self.report = run, corpus, folder, shown, report
-        self.table: loop.Table = {"eval": self.validate, "sample": self.sample, "save": self.save}
+        self.table: loop.Table = {"eval": self.validate, "score": self.score, "sample": self.sample, "save": self.save}
         self.val_loss: float | None = None
         self.validated = -1
         self.saved = saved
@@ -44,6 +45,25 @@ class Work:
             )
         self.validated = trainer.position
         return {"val_loss": self.val_loss}
+
+    def score(self, trainer: Trainer) -> loop.Record:
+        """What the model scores on the cadence's tasks: their figures with standard errors. If their data is not to be
+        had that is told once, and training goes on."""
+        tasks = tasks_of(self.run.cadence.tasks)
+        if told := missing(tasks, trainer.world):
+            del self.table["score"]
+            return {"event": "not scored", "message": f"{', '.join(tasks)} will not be scored: {told}"}
+        limit = self.run.cadence.score_items or None
+        with trainer.eager():
+            results = evaluate(
+                trainer.module, self.corpus.tokenizer, tasks, trainer.world, limit, autocast=trainer.autocast
+            )
+        return {
+            f"{task}_{name}{suffix}": value
+            for task, result in results.items()
+            for name, figure in result.figures.items()
+            for suffix, value in (("", figure.value), ("_error", figure.error))
+        }
 
     def sample(self, trainer: Trainer) -> loop.Record:
         """Samples of the cadence's prompt, written to samples/. A prompt that cannot be encoded is told, not fatal."""

@@ -4,7 +4,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 
+from tenfold.cli.check import check
 from tenfold.cli.data import prepare
+from tenfold.cli.evaluate import evaluate
+from tenfold.cli.exchange import export, import_
+from tenfold.cli.inspect import data
 from tenfold.cli.measure import ladder, plan, tune
 from tenfold.cli.models import info, runs, sample
 from tenfold.cli.train import train
@@ -14,8 +18,13 @@ from tenfold.run import PRESETS
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train,
     "prepare": prepare,
+    "data": data,
     "sample": sample,
+    "eval": evaluate,
+    "import": import_,
+    "export": export,
     "runs": runs,
+    "check": check,
     "ladder": ladder,
     "tune": tune,
     "plan": plan,

@@ -24,11 +24,11 @@ class Cache:
         keys[:, :, self.length : end], values[:, :, self.length : end] = k, v
         return keys[:, :, :end], values[:, :, :end]
 
-    def repeat(self, times: int) -> "Cache":
-        """A cache in which each row stands so many times, one after the other: beginnings that several rows share."""
+    def take(self, rows: Tensor) -> "Cache":
+        """A cache of these rows, (rows,) int64, each as often as it is named: beginnings that several rows share."""
         other = Cache()
         other.length = self.length
-        other.layers = [(k.repeat_interleave(times, 0), v.repeat_interleave(times, 0)) for k, v in self.layers]
+        other.layers = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.layers]
         return other
 
 

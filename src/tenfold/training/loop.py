@@ -60,6 +60,8 @@ def is_due(cadence: Cadence, name: str, at: int, ending: int) -> bool:
         return bool(ending) or (every > 0 and at > 0 and at % every == 0)
     if ending > EARLY or not every:
         return False  # a signal: save and go
+    if name == "score" and at == 0:
+        return False  # an untrained model is known to guess
     return at % every == 0 or ending == DONE
 
 
