@@ -41,6 +41,9 @@ def plain(model: GPT, items: list[list[Pair]], device: torch.device) -> Tensor:
     return torch.stack(sums)
 
 
+TURNS = 3
+
+
 def timed(call) -> tuple[float, float, np.ndarray]:
     """Seconds by the clock and of this process's cores, and what came out."""
     clock, cores = time.perf_counter(), time.process_time()
@@ -50,7 +53,7 @@ def timed(call) -> tuple[float, float, np.ndarray]:
 
 def main() -> None:
     path = Path(sys.argv[1])
-    count = int(sys.argv[2]) if len(sys.argv) > 2 else 40
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 100
     device = torch.device(sys.argv[3] if len(sys.argv) > 3 else "cpu")
     records = some(sets.load("hellaswag", path).records, count, False)
     pairs = ends([TASKS["hellaswag"].read(record) for record in records], Gpt2(), 1024, 0)
@@ -60,7 +63,7 @@ def main() -> None:
     sides = {"plain": lambda: plain(model, items, device), "scorer": lambda: Scorer(model, world)(pairs).sums}
     plain(model, items[:4], device)  # both warm
     Scorer(model, world)(pairs[:16])
-    for turn in range(3):
+    for turn in range(TURNS):
         found = {name: timed(call) for name, call in sides.items()}
         seconds, cores = ([found[name][i] for name in ("plain", "scorer")] for i in (0, 1))
         ours.append((seconds[0] / seconds[1], cores[0] / cores[1]))

@@ -22,7 +22,9 @@ from tenfold import api, rundir
 from tenfold.data.shards import Corpus
 from tenfold.errors import CheckpointError, ConfigError, TenfoldError
 from tenfold.model.gpt import GPT
+from tenfold.reference.curves import curves
 from tenfold.run import Cadence, Run
+from tenfold.track.match import Match
 from tenfold.training import checkpoint, fit, loop
 from tenfold.training.health import Validation, check_finite
 from tenfold.training.trainer import Step, Trainer
@@ -538,3 +540,34 @@ def test_a_loaded_model_generates(run: Run) -> None:
         tenfold.load("tinny")
     with pytest.raises(CheckpointError, match="has no checkpoint of step 7; it has 5"):
         tenfold.load("tiny", step=7)
+
+
+@pytest.mark.parametrize(("start", "place"), [((5.0, 6.0), "inside"), ((10.8, 11.1), "far below")])
+def test_a_run_that_follows_a_curve_is_compared_and_judged(
+    run: Run, monkeypatch: pytest.MonkeyPatch, start: tuple[float, float], place: str
+) -> None:
+    """At every validation for which the curve knows a loss, here the first one, and all in all at the end."""
+    curve = replace(curves()["fineweb-edu-124m"], start=start)
+    monkeypatch.setattr(api, "matching", lambda *_: Match(curve, {}, ""))
+    shown = Recorder()
+    api.train(run, display=shown)
+    records = rundir.read_metrics(Path("runs/tiny"))
+    first = next(record for record in records if "val_loss" in record)
+    assert first["place"] == place
+    assert first["band"] == list(start)
+    (verdict,) = (record for record in records if record.get("event") == "verdict")
+    assert verdict["off"] == (place != "inside")
+    assert verdict["message"].startswith(place)
+    assert ("tenfold check tiny" in verdict["message"]) == verdict["off"]
+    assert rundir.state(Path("runs/tiny")) == "done"
+    assert any("compared with the published curve fineweb-edu-124m" in line for line in shown.lines)
+
+
+def test_a_run_that_only_resembles_a_curve_is_told_why(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    match = Match(curves()["fineweb-edu-124m"], {"recipe.lr": (6e-4, 3e-3)}, "")
+    monkeypatch.setattr(api, "matching", lambda *_: match)
+    shown = Recorder()
+    api.train(replace(run, recipe=replace(run.recipe, steps=2)), display=shown)
+    assert any("not compared" in line and "recipe.lr is 0.003, there 0.0006" in line for line in shown.lines)
+    assert not any("place" in record for record in rundir.read_metrics(Path("runs/tiny")))
+    assert "dataset" in rundir.read_run(Path("runs/tiny"))

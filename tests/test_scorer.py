@@ -55,7 +55,7 @@ def some_pairs(items: int, endings: int, seed: int = 0) -> list[Pair]:
 
 @pytest.mark.parametrize("endings", [1, 5])
 @pytest.mark.parametrize(
-    "batching", [Batching(8192, 2, 4), Batching(60, 1, 3), Batching(1, 100, 1), Batching(500, 64, 8)]
+    "batching", [Batching(8192, 2, 1), Batching(60, 1, 3), Batching(1, 100, 1), Batching(500, 64, 40)]
 )
 def test_the_definition(endings: int, batching: Batching, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in single rows, or as many parts as there are rows, or more."""

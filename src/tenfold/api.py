@@ -31,6 +31,9 @@ from tenfold.hardware import Hardware, choose, detect
 from tenfold.ladder.tune import recall
 from tenfold.model.gpt import GPT
 from tenfold.run import Run, check_preset, differences, from_dict, preset, reconcile, to_dict
+from tenfold.track.logs import from_records
+from tenfold.track.match import Match, dataset_facts, matching
+from tenfold.track.verdict import judge
 from tenfold.training import checkpoint, fit, loop
 from tenfold.training.health import Diverged, check_head
 from tenfold.training.prepare import probe_compile
@@ -108,10 +111,35 @@ def train(
             report({"step": trainer.position, "event": "changed", "message": message})
         if trainer.position >= run.recipe.steps:
             shown.say(f"{run.name} is done; a larger --recipe.steps with --allow recipe.steps goes on")
+        known = followed(run, dataset_facts(corpus), shown)
         shown.begin(trainer.position, min(stop_at or run.recipe.steps, run.recipe.steps))
-        work = Work(run, corpus, folder, shown, report, trainer.position if resumed else -1)
+        work = Work(run, corpus, folder, shown, report, trainer.position if resumed else -1, known)
         ending = carry_out(trainer, run, work, report, stop_at, received)
+        if known:
+            conclude(known, run, folder, trainer.position, report)
         return Trained(folder, trainer.position, work.val_loss, ending if ending > loop.EARLY else 0)
+
+
+def followed(run: Run, dataset: dict[str, Any], shown: Display) -> Match | None:
+    """The published curve that the run is compared with at every validation, if there is one of its recipe. What is
+    compared, or why a run that resembles one is not, is told."""
+    match = matching(run, dataset)
+    if match is None:
+        return None
+    if match.differences:
+        shown.say(f"not compared with the published curve {match.curve.name}, which it resembles: {match.told()}")
+        return None
+    doubled = f"; its band is doubled: {match.validation}" if match.validation else ""
+    shown.say(f"compared with the published curve {match.curve.name} at every validation{doubled}")
+    return match
+
+
+def conclude(known: Match, run: Run, folder: Path, position: int, report: "Reporter") -> None:
+    """Record and tell how the run stands against its curve, all in all."""
+    found = judge(known.curve, from_records(rundir.read_metrics(folder)), run.recipe.targets, bool(known.validation))
+    if found:
+        more = f"; `tenfold check {run.name}` tells the likely causes and how to test them" if found.off else ""
+        report({"step": position, "event": "verdict", "off": found.off, "message": "; ".join(found.lines) + more})
 
 
 def saved_run(folder: Path) -> Run | None:
@@ -217,6 +245,7 @@ def write_run(
         "executed": asdict(trainer.speed),
         "vocabulary": corpus.tokenizer.spec(),
         "environment": environment(hardware, trainer.world.size),
+        "dataset": dataset_facts(corpus),
         **({"origin": came} if came else {}),
     }
     rundir.write_run(folder, {**to_dict(run), **facts})

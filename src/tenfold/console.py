@@ -81,6 +81,9 @@ def figures(record: dict[str, Any]) -> str:
         )
         if isinstance(record.get(key), float)
     ]
+    if "place" in record:
+        low, high = record["band"]
+        told.append(f"{record['place']} the band {low:.2f} to {high:.2f}")
     if "tokens_per_second" in record:
         told.append(f"{record['tokens_per_second']:,.0f} tokens/s")
         told.append(f"data wait {record['data_wait']:.1%}")

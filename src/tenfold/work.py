@@ -10,6 +10,8 @@ from tenfold.evaluate.validation import validation_loss
 from tenfold.files import write_atomically
 from tenfold.generate import LanguageModel
 from tenfold.run import Run
+from tenfold.track.match import Match
+from tenfold.track.verdict import compared
 from tenfold.training import checkpoint, loop
 from tenfold.training.trainer import Trainer
 
@@ -19,7 +21,18 @@ EVAL_TOKENS = 4096  # at least so many at a time, where a micro-step has fewer
 class Work:
     """The functions of a run's cadences and what they remember: the last validation loss and the newest checkpoint."""
 
-    def __init__(self, run: Run, corpus: Corpus, folder: Path, shown: Display, report: loop.Report, saved: int) -> None:
+    def __init__(
+        self,
+        run: Run,
+        corpus: Corpus,
+        folder: Path,
+        shown: Display,
+        report: loop.Report,
+        saved: int,
+        known: Match | None = None,
+    ) -> None:
+        self.known = known
+        """The published curve that validations are compared with."""
         self.run, self.corpus, self.folder, self.shown, self.report = run, corpus, folder, shown, report
         self.table: loop.Table = {"eval": self.validate, "score": self.score, "sample": self.sample, "save": self.save}
         self.val_loss: float | None = None
@@ -30,7 +43,7 @@ class Work:
         self.saver = checkpoint.Saver(folder / "checkpoints", cadence.keep, cadence.keep_every, self.not_saved)
 
     def validate(self, trainer: Trainer) -> loop.Record:
-        """The validation loss."""
+        """The validation loss, and how it stands against the curve that the run should follow."""
         length = trainer.split.length
         micro = max(1, trainer.split.micro, EVAL_TOKENS // length)
         with trainer.eager():
@@ -43,8 +56,12 @@ class Work:
                 micro,
                 trainer.autocast,
             )
-        self.validated = trainer.position
-        return {"val_loss": self.val_loss}
+        self.validated = at = trainer.position
+        record: loop.Record = {"val_loss": self.val_loss}
+        if self.known:
+            widened = bool(self.known.validation)
+            record |= compared(self.known.curve, at, at * self.run.recipe.targets, self.val_loss, widened)
+        return record
 
     def score(self, trainer: Trainer) -> loop.Record:
         """What the model scores on the cadence's tasks: their figures with standard errors. If their data is not to be

@@ -38,23 +38,26 @@ class Row(NamedTuple):
     ids: Ids
 
 
+MOST_PARTS = 8  # more would save little padding
 SLICE = 64  # positions whose scores are widened to fp32 at once: few enough to stay in a CPU's caches
 
 
 @dataclass(frozen=True)
 class Batching:
-    """What is computed together. Padding costs time, and so do many small batches, where launches dominate."""
+    """What is computed together. Padding costs time, and so do many small forwards: each reads all weights, and on a
+    GPU launches all kernels."""
 
     tokens: int
     """Positions at once, padding included."""
     spread: int
     """Shared contexts, or else whole rows, of a batch differ in length by less than this."""
-    parts: int
-    """Forwards for the continuations of a batch: sorted by length, the more parts the less padding."""
+    part: int
+    """The continuations of a batch, sorted by length, are computed in parts, the smaller the less padding, but with
+    about this many ids at least."""
 
 
-BATCHING = {"cpu": Batching(8192, 2, 4)}  # by kind of device
-OTHERWISE = Batching(32768, 32, 1)
+BATCHING = {"cpu": Batching(8192, 8, 512)}  # by kind of device
+OTHERWISE = Batching(32768, 32, 32768)
 
 
 @dataclass(frozen=True)
@@ -94,13 +97,15 @@ class Scorer:
                 groups.setdefault(seen, []).append((number, asked))
         shared = any(len(members) > 1 for members in groups.values())
         batches = list(batched(groups, batching, shared))
+        share = sum(len(continuation) for _, continuation in pairs) // max(1, len(batches))  # ids a batch
+        parts = max(1, min(MOST_PARTS, share // batching.part)) if shared else 0
         owners: list[int] = []
         values = []
         for turn in range(-(-len(batches) // size)):
             mine = turn * size + self.world.rank
             batch = batches[min(mine, len(batches) - 1)]
             with self.autocast():
-                numbers, value = score_batch(self.model, batch, batching.parts if shared else 0)
+                numbers, value = score_batch(self.model, batch, parts)
             if mine < len(batches):  # else a filler, computed for the others' sake
                 owners += numbers
                 values.append(value)
