@@ -58,6 +58,7 @@ def test_results_are_printed_and_written_and_the_same_on_two_processes(
     assert two.stdout == done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)
 def test_options_change_what_they_say(tenfold: Tenfold, trained: Path, data: Path, tmp_path: Path) -> None:
     path = trained / "checkpoints" / "step-000004"

@@ -12,6 +12,7 @@ from tenfold.cli.inspect import data
 from tenfold.cli.measure import ladder, plan, tune
 from tenfold.cli.models import info, runs, sample
 from tenfold.cli.train import train
+from tenfold.cli.verify import verify
 from tenfold.errors import CheckpointError, ConfigError, TenfoldError, did_you_mean
 from tenfold.run import PRESETS
 
@@ -25,6 +26,7 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "export": export,
     "runs": runs,
     "check": check,
+    "verify": verify,
     "ladder": ladder,
     "tune": tune,
     "plan": plan,
