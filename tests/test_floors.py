@@ -11,6 +11,7 @@ FLOORS = [
     {"model", "data", "recipe"},
     {"training", "run"},
     {"evaluate", "generate", "prepare", "ladder", "exchange", "track"},
+    {"verify"},
     {"cli", "api", "work", "datasets", "console", "listing", "__main__", "__init__"},
 ]
 BESIDE = {  # room -> rooms on its own floor that it may import
