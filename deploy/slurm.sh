@@ -5,10 +5,10 @@
 #   sbatch --nodes=2 deploy/slurm.sh gpt2-124m
 #   sbatch --array=0-4 deploy/slurm.sh gpt2-124m     # a run for each seed, gpt2-124m-seed-0 to -4
 #
-# Submit it where `tenfold` is on the PATH; add what your site wants, such as --partition and --account. Before the time
-# is up, the tasks get SIGTERM, save and exit with 75, which puts the job back into the queue under its own number, so it
-# lasts as many time limits as it needs. A diverged run (1) and a mistake (2) end it. Not run on a cluster; it ran on one
-# machine under Slurm 22.05, on CPUs.
+# Submit it where `tenfold` is on the PATH; add what your site wants, such as --partition and --account. Before the
+# time is up, the tasks get SIGTERM, save and exit with 75, which puts the job back into the queue under its own number,
+# so it lasts as many time limits as it needs. A diverged run (1) and a mistake (2) end it. Not run on a cluster; it ran
+# on one machine under Slurm 22.05, on CPUs.
 #SBATCH --job-name=tenfold
 #SBATCH --nodes=1
 #SBATCH --ntasks-per-node=8

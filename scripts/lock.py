@@ -52,7 +52,7 @@ def locked(names: set[str]) -> str:
     pinned = pins()
     command = ["uv", "pip", "compile", "--quiet", "--no-deps", "--generate-hashes", "--no-header", "--no-annotate", "-"]
     lines = "\n".join(pinned[name] for name in sorted(names))
-    return subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True, cwd="/").stdout
+    return subprocess.run(command, input=lines, stdout=subprocess.PIPE, text=True, check=True).stdout
 
 
 if __name__ == "__main__":
