@@ -88,6 +88,19 @@ def test_flash_is_the_flash_kernel_compiled_too() -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="of a machine without a GPU")
+@pytest.mark.parametrize("keys", [40, 300])
+@pytest.mark.parametrize("name", ["sdpa", "rows", "flash"])
+def test_the_map_is_what_the_kernels_compute(name: str, keys: int) -> None:
+    """T39: its rows sum to 1, nothing lies above the diagonal, and by it the values become what any kernel gives."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, keys, 16, generator=draw) for _ in range(3))
+    seen = attention.attention_map(q, k)
+    torch.testing.assert_close(seen.sum(-1), torch.ones(2, 3, keys))
+    assert seen.triu(1).abs().max() == 0
+    assert seen.min() >= 0
+    torch.testing.assert_close(seen @ v, KERNELS[name](q, k, v), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("name", ["cudnn", "fa3", "flex"])
 def test_a_kernel_that_cannot_train_here_raises(name: str) -> None:
     with pytest.raises((RuntimeError, ModuleNotFoundError, NotImplementedError)):

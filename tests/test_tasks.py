@@ -66,6 +66,7 @@ def scores(*sums: float, greedy: bool = False) -> Scores:
 
 
 def test_a_long_ending_wins_by_mean_and_a_short_one_by_sum(tmp_path: Path) -> None:
+    """T40, whose other half, any number of processes and any padding, is in test_scorer.py."""
     path = write(tmp_path / "toy.jsonl", stories())
     result = evaluate(lively(), Bytes(), ["hellaswag"], ALONE, data=path)["hellaswag"]
     assert {name: figure.value for name, figure in result.figures.items()} == {"acc": 0.0, "acc_norm": 1.0}

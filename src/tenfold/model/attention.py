@@ -28,11 +28,17 @@ def causal_mask(queries: int, keys: int, device: torch.device) -> Tensor:
     return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
 
 
+def attention_map(q: Tensor, k: Tensor) -> Tensor:
+    """How much each query takes of each key, (B, H, Tq, Tk) in fp32; a row sums to 1. q: (B, H, Tq, D);
+    k: (B, H, Tk, D)."""
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    scores = scores.masked_fill(~causal_mask(q.size(-2), k.size(-2), q.device), float("-inf"))
+    return torch.softmax(scores.float(), dim=-1)
+
+
 def naive(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention by its definition, with the (Tq, Tk) matrix in memory. q: (B, H, Tq, D); k, v: (B, H, Tk, D)."""
-    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, Tq, Tk)
-    scores = scores.masked_fill(~causal_mask(q.size(-2), k.size(-2), q.device), float("-inf"))
-    return torch.softmax(scores.float(), dim=-1).to(v.dtype) @ v  # (B, H, Tq, D)
+    return attention_map(q, k).to(v.dtype) @ v  # (B, H, Tq, D)
 
 
 def sdpa(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
