@@ -262,7 +262,7 @@ def test_nodes_die_and_come_back(start: Any, tiny: list[str], tmp_path: Path) ->
     begun = steps(tmp_path)
     until(lambda: steps(tmp_path) > begun, 60, tmp_path)
     start("several_nodes.sh", *tiny, **variables)
-    until(lambda: seen(together) == 2, 120, tmp_path)
+    until(lambda: seen(together) == 2 and len(events(tmp_path)) >= 4, 120, tmp_path)
     assert [event for event, _ in events(tmp_path)] == ["start", "resume", "stopped", "resume"]
     (_, _), (_, first), (_, left), (_, again) = events(tmp_path)
     assert first % 10 == 0
