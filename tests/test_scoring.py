@@ -41,6 +41,25 @@ def test_all_processes_score_what_one_does(corpus: Corpus, tmp_path: Path, tenfo
 
 
 @pytest.mark.timeout(200)
+def test_text_that_cannot_be_encoded_is_told_once_and_training_goes_on(tmp_path: Path, tenfold: Tenfold) -> None:
+    """A character tokenizer knows the characters of its own text only."""
+    (tmp_path / "my.txt").write_text(words(4000))
+    path = cache_folder() / "eval/arc_easy/arc_easy_test.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"question": "Q?", "choices": ["A", "B"], "gold": 0}) + "\n")
+    try:
+        arguments = ["--data", "my.txt", "--tokenizer", "chars", "--cadence.prompt", "ba", *OPTIONS, "arc_easy"]
+        done = tenfold("train", "demo", "--name", "mine", *arguments)
+    finally:
+        path.unlink()
+    assert done.returncode == 0, done.stderr[-3000:]
+    records = read_metrics(tmp_path / "runs" / "mine")
+    (told,) = (record for record in records if record.get("event") == "not scored")
+    assert "arc_easy will not be scored: arc_easy: the character 'Q'" in told["message"]
+    assert records[-1]["event"] == "done"
+
+
+@pytest.mark.timeout(200)
 def test_missing_data_is_told_once_and_training_goes_on(
     corpus: Corpus, tmp_path: Path, tenfold: Tenfold, monkeypatch: pytest.MonkeyPatch
 ) -> None:

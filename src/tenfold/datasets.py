@@ -51,8 +51,8 @@ def open_or_prepare(run: Run, shown: Display) -> Corpus:
         )
     else:
         raise DataError(
-            f"no data at {path or '--data'}; give --data with a folder of token shards, a text file or a .jsonl file; "
-            f"`tenfold prepare TEXT --out FOLDER` makes shards"
+            f"no data at {path or '--data'}; give --data with a folder of token shards, or a text, .jsonl or .parquet "
+            f"file; `tenfold prepare TEXT --out FOLDER` makes shards"
         )
     shown.say(f"preparing {source} as tokens ({run.tokenizer}) in {path}")
     prepare_text(source, path, run.tokenizer, report=shown.preparing, **options)

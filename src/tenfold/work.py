@@ -4,7 +4,7 @@ from pathlib import Path
 
 from tenfold.console import Display
 from tenfold.data.shards import Corpus
-from tenfold.errors import CheckpointError, TenfoldError
+from tenfold.errors import CheckpointError, DataError, TenfoldError
 from tenfold.evaluate.evaluation import evaluate, missing, tasks_of
 from tenfold.evaluate.validation import validation_loss
 from tenfold.files import write_atomically
@@ -64,17 +64,18 @@ class Work:
         return record
 
     def score(self, trainer: Trainer) -> loop.Record:
-        """What the model scores on the cadence's tasks: their figures with standard errors. If their data is not to be
-        had that is told once, and training goes on."""
+        """What the model scores on the cadence's tasks: their figures with standard errors. If that cannot be, for want
+        of data or because its text cannot be encoded, it is told once, and training goes on."""
         tasks = tasks_of(self.run.cadence.tasks)
-        if told := missing(tasks, trainer.world):
+        limit, tokenizer = self.run.cadence.score_items or None, self.corpus.tokenizer
+        try:
+            if told := missing(tasks, trainer.world):
+                raise DataError(told)
+            with trainer.eager():
+                results = evaluate(trainer.module, tokenizer, tasks, trainer.world, limit, autocast=trainer.autocast)
+        except TenfoldError as error:  # on every process: all of them read, encode and add up the same
             del self.table["score"]
-            return {"event": "not scored", "message": f"{', '.join(tasks)} will not be scored: {told}"}
-        limit = self.run.cadence.score_items or None
-        with trainer.eager():
-            results = evaluate(
-                trainer.module, self.corpus.tokenizer, tasks, trainer.world, limit, autocast=trainer.autocast
-            )
+            return {"event": "not scored", "message": f"{', '.join(tasks)} will not be scored: {error}"}
         return {
             f"{task}_{name}{suffix}": value
             for task, result in results.items()

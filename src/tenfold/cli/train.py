@@ -19,7 +19,7 @@ class TrainOptions:
     values."""
 
     data: str = ""
-    """Folder of token shards, or a text or .jsonl file to prepare first."""
+    """Folder of token shards, or a text, .jsonl or .parquet file to prepare first."""
     name: str = ""
     """Name of the run's folder in runs/; empty for the preset's."""
     init: str = ""
