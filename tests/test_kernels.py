@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
+from torch.library import opcheck
 from torch.nn.attention import SDPBackend, register_flash_attention_impl, restore_flash_attention_impl, sdpa_kernel
 
 from conftest import ROOT, TINY, environment, torchrun
@@ -169,10 +170,10 @@ def test_rows_keeps_the_rules_of_an_operator(dtype: torch.dtype, monkeypatch) ->
     """torch's own checks: the schema, shapes without data, gradients, and all of that under the compiler."""
     monkeypatch.setattr(attention, "BLOCK", 12)
     q, k, v = qkv(40, dtype=dtype)
-    torch.library.opcheck(attention.rows_forward, (q, k, v))
+    opcheck(attention.rows_forward, (q, k, v))
     with torch.no_grad():
         y, kept = attention.rows_forward(q, k, v)
-        torch.library.opcheck(attention.rows_backward, (y, q, k, v, y, kept))
+        opcheck(attention.rows_backward, (y, q, k, v, y, kept))
 
 
 @pytest.mark.parametrize("wanted", [True, False])
@@ -182,7 +183,7 @@ def test_the_chunked_sum_keeps_the_rules_of_an_operator(dtype: torch.dtype, want
     x, weight = normal(30, 8), normal(25, 8, seed=1)
     targets = torch.randint(21, (30,), generator=torch.Generator().manual_seed(0))
     inputs = (x.requires_grad_(wanted), weight.requires_grad_(wanted), targets, 21, dtype, wanted)
-    torch.library.opcheck(head.chunked_sum, inputs)
+    opcheck(head.chunked_sum, inputs)
 
 
 @pytest.mark.parametrize(("mixed", "tolerance"), [(False, 1e-6), (True, 1e-2)], ids=["fp32", "bf16"])

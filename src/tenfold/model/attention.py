@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.library import custom_op
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
@@ -144,7 +145,7 @@ def blocks(queries: int, keys: int) -> Iterator[tuple[int, int, int]]:
         yield start, end, end + keys - queries
 
 
-@torch.library.custom_op("tenfold::rows_forward", mutates_args=())
+@custom_op("tenfold::rows_forward", mutates_args=())
 def rows_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]:
     """`rows` of q that are scaled already, (B, H, Tq, D), and each block's probabilities, (B, H, block, seen).
     Everything is contiguous; products are in q's dtype."""
@@ -160,7 +161,7 @@ def rows_forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, list[Tensor]]
     return y, kept
 
 
-@torch.library.custom_op("tenfold::rows_backward", mutates_args=())
+@custom_op("tenfold::rows_backward", mutates_args=())
 def rows_backward(
     dy: Tensor, q: Tensor, k: Tensor, v: Tensor, y: Tensor, kept: list[Tensor]
 ) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.library import custom_op
 
 Loss = Callable[[Tensor, Tensor, Tensor, int], Tensor]
 
@@ -45,7 +46,7 @@ def working_dtype(x: Tensor) -> torch.dtype:
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
 
 
-@torch.library.custom_op("tenfold::chunked_sum", mutates_args=())
+@custom_op("tenfold::chunked_sum", mutates_args=())
 def chunked_sum(
     x: Tensor, weight: Tensor, targets: Tensor, vocab: int, dtype: torch.dtype, wanted: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
