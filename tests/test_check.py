@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from conftest import Tenfold
+from conftest import ROOT, Tenfold
 from tenfold import rundir
 from tenfold.cli.entry import call
 from tenfold.data.shards import Corpus, open_corpus
@@ -275,6 +275,7 @@ def test_a_right_run() -> None:
 
 
 def test_a_curve_20_percent_above_at_step_1000_is_warned_of_and_ends_outside_tolerance() -> None:
+    """T7, with the expected range."""
     loss = 1.2 * (expected(EDU, 1_000 * STEP) or 0)
     record = compared(EDU, 1_000, 1_000 * STEP, loss)
     assert record == {
@@ -415,6 +416,23 @@ def test_the_4_2_run_is_impossible_to_miss(tenfold: Tenfold, tmp_path: Path) -> 
     assert len(out.splitlines()) <= 40
 
 
+def test_the_readme_shows_the_verdicts_that_the_command_gives(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    readme = (ROOT / "README.md").read_text()
+    table = readme[readme.index("| `tenfold check right.txt") :].split("\n\n")[0]
+    (tmp_path / "spoiled.txt").write_text("0 val 10.9514\n19072 val 4.2000\n19072 hella 0.2500\n")
+    right = "".join(f"{step} val {loss:.4f}\n" for step, loss in log_of("garg_fineweb_edu").losses.items())
+    (tmp_path / "right.txt").write_text(f"{right}19072 hella 0.3066\n")
+    for name, column in (("right", 1), ("spoiled", 2)):
+        code, out = told([tmp_path / f"{name}.txt", "--curve", "fineweb-edu-124m"], capsys)
+        shown = [line.split("|")[column].strip() for line in table.splitlines()[2:]]
+        assert shown[-1].startswith(f"exit code {code}")
+        for cell in filter(None, shown[:-1]):
+            for piece in cell.removesuffix("...").replace("order: 1.", "order:\n1.").split("\n"):
+                assert piece.strip() in out, piece
+
+
 def test_a_log_must_be_told_its_curve(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "log.txt"
     log.write_text("\n".join(f"{t // STEP} val {loss:.4f}" for t, loss in points_of(FINEWEB_RUN)) + "\n")
@@ -490,18 +508,26 @@ def test_a_run_that_follows_no_curve_is_told_why(
     monkeypatch.chdir(tmp_path)
     fast = replace(RUN, recipe=replace(RUN.recipe, lr=6e-3))
     folder_of(fast, DATASET, log_of("garg_fineweb_edu"), Path("runs/fast"))
-    with pytest.raises(ConfigError, match=r"only resembles fineweb-edu-124m: recipe\.lr is 0\.006, there 0\.0006;"):
-        told(["fast"], capsys)
+    code, out = told(["fast"], capsys)
+    assert (code, "only resembles fineweb-edu-124m: recipe.lr is 0.006, there 0.0006;" in out) == (0, True)
     code, out = told(["fast", "--curve", "fineweb-edu-124m"], capsys)
     assert (code, "not the same recipe: recipe.lr is 0.006, there 0.0006" in out) == (0, True)
     folder_of(replace(preset("demo"), name="demo"), {}, log_of("garg_fineweb_edu"), Path("runs/demo"))
-    with pytest.raises(ConfigError, match="runs/demo follows no published curve that is known; --curve NAME compares"):
-        told(["demo"], capsys)
+    code, out = told(["demo"], capsys)
+    assert (code, "runs/demo follows no published curve that is known; --curve NAME compares" in out) == (0, True)
+    assert "no vital sign spoke" in out
+    rundir.append(Path("runs/demo"), {"step": 3, "event": "sign", "sign": "spike", "message": "warning: a spike"})
+    code, out = told(["demo"], capsys)
+    assert (code, "vital signs that spoke: spike (step 3)" in out) == (0, True)
+    rundir.append(Path("runs/demo"), {"step": 3, "event": "sign", "sign": "schedule", "message": "warning: a rate"})
+    assert told(["demo"], capsys)[0] == 1
+    rundir.append(Path("runs/demo"), {"step": 4, "event": "stopped", "message": "step 4: loss nan"})
+    code, out = told(["demo"], capsys)
+    assert (code, out.splitlines()[-1]) == (1, "stopped: step 4: loss nan")
     unfinished = json.loads(Path("runs/fast/run.json").read_text())
     del unfinished["dataset"]  # by an earlier tenfold
     Path("runs/fast/run.json").write_text(json.dumps(unfinished))
-    with pytest.raises(ConfigError, match="data is not known, there HuggingFaceFW/fineweb-edu"):
-        told(["fast"], capsys)
+    assert "data is not known, there HuggingFaceFW/fineweb-edu" in told(["fast"], capsys)[1]
 
 
 def test_mistakes_are_one_line_and_exit_code_2(tenfold: Tenfold, tmp_path: Path) -> None:

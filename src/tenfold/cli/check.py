@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """Compare a run's validation losses with the published curve that it should follow. Ends with exit code 0 if it is
-    inside the band or a little below, 1 if it is off, 2 if it cannot be compared."""
+    """Tell whether a run is right: by its vital signs, and by its validation losses against the published curve that it
+    should follow. Ends with exit code 0 if it is inside the band or a little below, 1 if it is off or a sign says that
+    it is wrong, 2 if a log cannot be compared."""
 
     run: tyro.conf.Positional[str]
     """Run by its name in runs/ or its path, or the log of another program: build-nanogpt's log.txt, what nanoGPT
@@ -31,31 +32,40 @@ class CheckOptions:
 
 
 def check(arguments: Sequence[str]) -> int:
-    """compare a run with the published curve of its recipe"""
+    """tell whether a run is right: its vital signs, and the published curve of its recipe"""
     options: CheckOptions = parse(CheckOptions, arguments, "check")
     from tenfold import rundir
-    from tenfold.track.verdict import judge
+    from tenfold.track.verdict import by_signs, judge
 
     path = Path(options.run)
     try:
         folder = None if path.is_file() else rundir.find(options.run)
     except CheckpointError as error:
         raise CheckpointError(f"{error}, or the log of another program") from None
-    what, log, curve, tokens_per_step, notes, widened = _of_run(folder, options) if folder else _of_log(path, options)
-    verdict = judge(curve, log, tokens_per_step, widened)
+    signs, wrong = by_signs(rundir.read_metrics(folder)) if folder else ([], False)
+    try:
+        what, log, curve, tokens, notes, widened = _of_run(folder, options) if folder else _of_log(path, options)
+    except NoCurve as why:
+        print("\n".join((f"{why}", *signs)))
+        return int(wrong)
+    verdict = judge(curve, log, tokens, widened)
     if verdict is None:
         seen = ", ".join(f"{step:,}" for step in list(log.losses)[:6]) or "none"
         raise ConfigError(
             f"{what} has no validation that {curve.name} knows a loss for (steps {seen}); it knows step 0 and steps "
-            f"{curve.points[1][0] // tokens_per_step:,} to {curve.points[-1][0] // tokens_per_step:,}"
+            f"{curve.points[1][0] // tokens:,} to {curve.points[-1][0] // tokens:,}"
         )
-    print("\n".join(_shown(what, curve, notes, verdict)))
-    return int(verdict.off)
+    print("\n".join([*_shown(what, curve, notes, verdict), *signs]))
+    return int(wrong or verdict.off)
+
+
+class NoCurve(ConfigError):
+    """A run that no curve was found for, and none was named."""
 
 
 def _of_run(folder: Path, options: CheckOptions) -> "tuple[str, Log, Curve, int, list[str], bool]":
     """What is compared, its log, the curve, tokens a step, what is to be said, and whether the band is doubled, of a
-    run folder; ConfigError if it follows no curve and none was named."""
+    run folder; NoCurve if it follows none and none was named."""
     from tenfold import rundir
     from tenfold.reference.curves import curve
     from tenfold.run import from_dict
@@ -66,13 +76,17 @@ def _of_run(folder: Path, options: CheckOptions) -> "tuple[str, Log, Curve, int,
         raise ConfigError(f"--tokens-per-step is for logs of other programs; {folder} says its own: leave it out")
     saved = rundir.read_run(folder)
     run, dataset = from_dict(saved, f"{folder}/run.json"), saved.get("dataset", {})
+    if bad := [
+        n for n in ("train_tokens", "val_tokens") if type(dataset.get(n, 1)) is not int or dataset.get(n, 1) < 1
+    ]:
+        raise CheckpointError(
+            f"{folder}/run.json has {bad[0]} {dataset[bad[0]]!r}, which it cannot be; restore the file"
+        )
     match = compare(run, dataset, curve(options.curve)) if options.curve else matching(run, dataset)
     if match is None:
-        raise ConfigError(
-            f"{folder} follows no published curve that is known; --curve NAME compares it with one anyway"
-        )
+        raise NoCurve(f"{folder} follows no published curve that is known; --curve NAME compares it with one anyway")
     if match.differences and not options.curve:
-        raise ConfigError(
+        raise NoCurve(
             f"{folder} only resembles {match.curve.name}: {match.told()}; name it by --curve to compare anyway"
         )
     notes = [f"not the same recipe: {match.told()}"] if match.differences else []

@@ -2,6 +2,8 @@
 lose."""
 
 import time
+from collections import deque
+from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
@@ -90,17 +92,38 @@ class Batches:
                 f"give more text or a recipe.length of at most {len(tokens) - 1}"
             )
         self.wait = 0.0
+        self.skipped: tuple[int, ...] = ()
+        self.read_rows: deque[tuple[int, int]] = deque(maxlen=1 << 16)
+        """Epoch and hash of this process's rows as they were read, until somebody takes them out."""
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="batches")
         self.ahead: tuple[tuple[int, int], Future] | None = None
 
-    def starts(self, position: int, k: int) -> np.ndarray:
-        """First tokens of the real rows of micro-step k of a step, on this process."""
+    def skip(self, steps: Iterable[int]) -> None:
+        """From now on leave out the rows of these steps of the data, and no others."""
+        self.skipped = tuple(sorted(steps))
+        self.ahead = None
+
+    def numbered(self, position: int) -> int:
+        """Which step of the data, those left out counted, the update after `position` updates trains on."""
+        for step in self.skipped:
+            position += step <= position
+        return position
+
+    def numbers(self, position: int, k: int) -> np.ndarray:
+        """Running numbers of the real rows of micro-step k of a step, on this process."""
         slots = np.array([i for i in self.split.slot(k, self.rank) if i < self.split.rows], np.int64)
-        return row_starts(position * self.split.rows + slots, self.available, self.split.length, self.seed)
+        return self.numbered(position) * self.split.rows + slots
+
+    def starts(self, numbers: np.ndarray) -> np.ndarray:
+        """First tokens of the rows with these running numbers."""
+        return row_starts(numbers, self.available, self.split.length, self.seed)
 
     def read(self, position: int, k: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of a micro-step, in host memory that the device copies from without waiting."""
-        x, y = load(self.tokens, self.starts(position, k), self.split.length, self.split.micro)
+        numbers = self.numbers(position, k)
+        x, y = load(self.tokens, self.starts(numbers), self.split.length, self.split.micro)
+        hashes = (hash(row.tobytes()) for row in x[: len(numbers)].numpy())
+        self.read_rows.extend(zip((numbers // self.available).tolist(), hashes, strict=True))
         return (x.pin_memory(), y.pin_memory()) if self.device.type == "cuda" else (x, y)
 
     def take(self, position: int, k: int) -> tuple[Tensor, Tensor]:

@@ -1,13 +1,16 @@
 """How a run stands against its curve: at one validation, and all in all."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tenfold.recipe import Recipe, lr_at
 from tenfold.reference.curves import OUTSIDE, Curve, Place, hellaswag_due, place
+from tenfold.rundir import BACK
 from tenfold.track.causes import CAUSES, ORDER, Cause
 from tenfold.track.logs import Log
+from tenfold.training.signs import SIGNS
 
 BELOW = {"below": "a little below", "far below": "far below"}
 STILL = 1 / 3  # of what a right run's loss falls in the second half of the steps so far; less is hardly learning
@@ -144,3 +147,21 @@ def thinned(rows: tuple[Row, ...], most: int = 12) -> list[Row]:
     kept = {round(i * (len(rows) - 1) / (most - 2)) for i in range(most - 1)}
     kept |= set([i for i, row in enumerate(rows) if row.place.outside][:1])
     return [row for i, row in enumerate(rows) if i in kept]
+
+
+def by_signs(records: Sequence[dict[str, Any]]) -> tuple[list[str], bool]:
+    """What the vital signs came to in a run's records, as `rundir.read_metrics` gives them, and whether that is wrong:
+    one that means a wrong training spoke, or it was stopped for one or for a loss that is not finite."""
+    first: dict[str, int] = {}
+    for record in records:
+        if record.get("event") == "sign":
+            first.setdefault(str(record.get("sign")), record["step"])
+    told = ", ".join(f"{name} (step {step:,})" for name, step in first.items())
+    lines = [f"vital signs that spoke: {told}" if told else "no vital sign spoke"]
+    ending: dict[str, Any] = next(
+        (r for r in reversed(records) if r.get("event") in ("done", "stopped", *BACK, "start")), {}
+    )
+    stopped = ending.get("message") if ending.get("event") == "stopped" else None
+    if stopped:
+        lines.append(f"stopped: {stopped}")
+    return lines, bool(stopped) or any(SIGNS[name].stops for name in first if name in SIGNS)

@@ -1,6 +1,8 @@
 """Checkpoints: a folder of safetensors by canonical parameter name plus JSON, whole or absent, never pickled. Saving
 stops training for the copy off the device only; a thread writes."""
 
+import errno
+import hashlib
 import json
 import math
 import re
@@ -20,6 +22,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from tenfold.errors import CheckpointError
 from tenfold.files import sha256_of, sync
 from tenfold.model.config import ModelConfig
+from tenfold.run import typed
 from tenfold.rundir import FORMAT, read_json
 from tenfold.training.trainer import Trainer
 
@@ -59,6 +62,7 @@ def snapshot(trainer: Trainer) -> Snapshot:
         "format": FORMAT,
         "position": trainer.position,
         "scale": trainer.scale.state(),
+        "skipped": list(trainer.batches.skipped),
         "model": asdict(trainer.module.config),
         "recipe": asdict(trainer.recipe),
     }
@@ -71,14 +75,13 @@ def write(folder: Path, saved: Snapshot) -> None:
     partial = folder.with_name(f".{folder.name}.partial")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        needed, free = saved.bytes + 2**20, shutil.disk_usage(folder.parent).free
-        if free < needed:
-            raise OSError(28, f"{needed / 1e6:,.0f} MB are needed, {free / 1e6:,.0f} MB are free")
+        if told := shortage(folder.parent, saved):
+            raise OSError(errno.ENOSPC, told)
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
         save_file(saved.weights, partial / WEIGHTS)
         save_file(saved.moments, partial / MOMENTS)
-        hashes = {name: sha256_of(partial / name) for name in (WEIGHTS, MOMENTS)}
+        hashes = {name: sha256_of(partial / name) for name in (WEIGHTS, MOMENTS)} | {STATE: digest(saved.state)}
         (partial / STATE).write_text(json.dumps({**saved.state, "sha256": hashes}, indent=2) + "\n")
         for path in partial.iterdir():
             path.chmod((partial / STATE).stat().st_mode)  # safetensors lets nobody else read; the umask decides
@@ -94,6 +97,12 @@ def write(folder: Path, saved: Snapshot) -> None:
         raise CheckpointError(
             f"checkpoint {folder} could not be saved ({reason}); free some space; earlier checkpoints are untouched"
         ) from None
+
+
+def shortage(root: Path, saved: Snapshot) -> str | None:
+    """What a snapshot needs and what is free, if the disk of `root` has too little room for it."""
+    needed, free = saved.bytes + 2**20, shutil.disk_usage(root).free
+    return f"{needed / 1e6:,.1f} MB are needed, {free / 1e6:,.1f} MB are free" if free < needed else None
 
 
 def saved_steps(root: Path) -> dict[int, Path]:
@@ -135,18 +144,24 @@ def val_loss(folder: Path) -> float | None:
 
 
 class Saver:
-    """Writes checkpoints in a thread, one at a time, and prunes after each; `failed` gets the reason of a failed
-    one."""
+    """Writes checkpoints in a thread, one at a time, and prunes after each. After one that failed every next one is
+    tried; `changed` gets the step of the first that failed, with the reason, and of the first that is whole again."""
 
-    def __init__(self, root: Path, keep: int, keep_every: int, failed: Callable[[CheckpointError], None]) -> None:
-        self.root, self.keep, self.keep_every, self.failed = root, keep, keep_every, failed
+    def __init__(
+        self, root: Path, keep: int, keep_every: int, changed: Callable[[int, CheckpointError | None], None]
+    ) -> None:
+        self.root, self.keep, self.keep_every, self.changed = root, keep, keep_every, changed
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self.writing: Future[None] | None = None
+        self.writing: tuple[int, Future[None]] | None = None
+        self.paused = False
 
     def save(self, saved: Snapshot) -> None:
-        """Begin to write; waits for the one before."""
+        """Begin to write; waits for the one before. For want of room it fails at once, and is told now, not when the
+        next one is due."""
         self.settle()
-        self.writing = self.thread.submit(self.write, saved)
+        self.writing = (saved.state["position"], self.thread.submit(self.write, saved))
+        if shortage(self.root if self.root.exists() else self.root.parent, saved):
+            self.settle()
 
     def write(self, saved: Snapshot) -> None:
         write(folder_at(self.root, saved.state["position"]), saved)
@@ -156,15 +171,18 @@ class Saver:
             raise CheckpointError(f"old checkpoints in {self.root} could not be removed ({error.strerror})") from None
 
     def settle(self) -> bool:
-        """Wait until the last one is written; false if it failed, which has then been told."""
-        writing, self.writing = self.writing, None
-        try:
-            if writing is not None:
+        """Wait until the last one is written; false if it failed."""
+        if self.writing is not None:
+            (step, writing), self.writing = self.writing, None
+            failed = None
+            try:
                 writing.result()
-        except CheckpointError as error:
-            self.failed(error)
-            return False
-        return True
+            except CheckpointError as error:
+                failed = error
+            was, self.paused = self.paused, failed is not None
+            if was != self.paused:
+                self.changed(step, failed)
+        return not self.paused
 
 
 def clear(root: Path) -> None:
@@ -178,16 +196,27 @@ def read_state(folder: Path) -> dict[str, Any]:
     return read_json(folder / STATE, "checkpoint")
 
 
+def digest(state: dict[str, Any]) -> str:
+    """SHA-256 of what state.json says beside the hashes."""
+    content = {name: value for name, value in state.items() if name != "sha256"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
 def damage(folder: Path) -> str | None:
     """None if the files of a checkpoint have the hashes that it states, else what is wrong."""
     try:
-        hashes = read_state(folder)["sha256"]
+        state = read_state(folder)
+        hashes = state["sha256"]
+        if hashes.get(STATE, digest(state)) != digest(state):  # earlier ones have no hash of it
+            return f"{STATE} does not have the SHA-256 that it states"
+        if bad := [n for n in (state["position"], *state.get("skipped", ())) if type(n) is not int or n < 0]:
+            return f"{STATE} has the position {bad[0]!r}"
         for name in (WEIGHTS, MOMENTS):
             if sha256_of(folder / name) != hashes[name]:
                 return f"{name} does not have the SHA-256 that {STATE} states"
     except CheckpointError as error:
         return str(error)
-    except (OSError, KeyError, TypeError) as error:
+    except (OSError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
 
@@ -220,10 +249,11 @@ def tensors(path: Path) -> dict[str, Tensor]:
 
 def model_config(folder: Path) -> ModelConfig:
     """The configuration that is stored with a checkpoint's weights."""
-    try:
-        return ModelConfig(**read_state(folder)["model"])
-    except (KeyError, TypeError) as error:
-        raise CheckpointError(f"checkpoint {folder} is damaged (its model: {error}); use another one") from None
+    model: ModelConfig = typed(ModelConfig, read_state(folder).get("model"), f"checkpoint {folder}", "model.")
+    numbers = model.parameters + (model.embedding_rows - model.vocab) * model.width
+    if 4 * numbers > (folder / WEIGHTS).stat().st_size:  # before anything is built of that size
+        raise CheckpointError(f"checkpoint {folder} is damaged (its model is larger than its weights); use another one")
+    return model
 
 
 def load_weights(model: torch.nn.Module, folder: Path) -> None:
@@ -255,7 +285,17 @@ def restore(trainer: Trainer, folder: Path) -> None:
     content["state"] = {i: of_one for i, of_one in found.items() if of_one}
     trainer.optimizer.load_state_dict(content)
     trainer.scale.restore(state["scale"])
+    trainer.batches.skip(state.get("skipped", ()))
     trainer.position = state["position"]
+
+
+def take_back(trainer: Trainer, folder: Path) -> None:
+    """Set a training in progress, its weights too, to a checkpoint of its own. Every process takes part."""
+    weights = tensors(folder / WEIGHTS)
+    with torch.no_grad():
+        for name, parameter in trainer.module.named_parameters():
+            parameter.copy_(sharded_as(parameter, weights[name]))
+    restore(trainer, folder)
 
 
 def moments_of(name: str, parameter: Tensor, moments: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -263,6 +303,16 @@ def moments_of(name: str, parameter: Tensor, moments: dict[str, Tensor]) -> Iter
     for full_name, value in moments.items():
         key, _, of = full_name.partition(".")
         if of == name:
-            if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-                value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-            yield key, value
+            if value.shape not in (parameter.shape, ()):
+                raise CheckpointError(
+                    f"{MOMENTS}: {full_name} is {tuple(value.shape)}, its parameter {tuple(parameter.shape)}; use "
+                    "another checkpoint"
+                )
+            yield key, sharded_as(parameter, value) if value.shape == parameter.shape else value
+
+
+def sharded_as(parameter: Tensor, value: Tensor) -> Tensor:
+    """A whole tensor as its parameter is: sharded over the processes, or whole."""
+    if not isinstance(parameter, DTensor):
+        return value
+    return distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)

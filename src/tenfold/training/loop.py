@@ -1,17 +1,22 @@
 """The loop around the step: it decides what is due, reads the figures of a step while the next one runs, and ends at
 one position that all processes agree on. What is done at a cadence is handed in, as a table."""
 
+import contextlib
+import math
+import os
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from tenfold.recipe import lr_at
 from tenfold.run import Cadence
-from tenfold.training.health import Validation, check_finite, check_start
+from tenfold.training.signs import Signs
 from tenfold.training.trainer import Step, Trainer
+from tenfold.training.vitals import Finite, Patience, Vitals
 
 Record = dict[str, Any]
 Report = Callable[[Record], None]
@@ -27,10 +32,13 @@ def loop(
     report: Report,
     stop: int | None = None,
     signal: Callable[[], int] = lambda: 0,
+    vitals: Vitals | None = None,
 ) -> int:
     """Train until the recipe's last step, `stop`, or `signal()` is not 0 on any process; returns DONE, STOPPED, EARLY
-    or the signal's value. Diverged is raised at most one step after a loss or norm that is not finite."""
-    meter, health = Meter(trainer, cadence, report), Validation(cadence.patience)
+    or the signal's value. Diverged is raised at most one step after a loss or norm that is not finite, Unsound when a
+    sign that stops speaks; `vitals` looks for those."""
+    meter = Meter(trainer, cadence, report, vitals)
+    patience = Patience(cadence.patience, vitals.signs if vitals else Signs(report))
     last = trainer.recipe.steps if stop is None else min(stop, trainer.recipe.steps)
     early = 0
     while True:
@@ -43,14 +51,18 @@ def loop(
         for name in due:
             record = table[name](trainer)
             report({"step": at, **record})
-            if "val_loss" in record and (notice := health.notice(at, record["val_loss"])):
-                report({"step": at, "event": "notice", "message": notice})
-                early = EARLY if cadence.stop_early else 0  # takes effect, and is saved, at the next position
+            if "val_loss" in record:
+                if patience(at, record["val_loss"], meter.mean_loss()) and cadence.stop_early:
+                    early = EARLY  # takes effect, and is saved, at the next position
+                if vitals:
+                    vitals.validated(at, record["val_loss"])
         if ending:
             return ending
         if due:
             meter.restart()
         meter.took(at, trainer.step())
+        if at == 0 and vitals:
+            vitals.compare_weights(1)
 
 
 def is_due(cadence: Cadence, name: str, at: int, ending: int) -> bool:
@@ -69,10 +81,12 @@ class Meter:
     """Reads each step's figures one step late, so that the device is never waited for, checks them and logs those
     due."""
 
-    def __init__(self, trainer: Trainer, cadence: Cadence, report: Report) -> None:
-        self.trainer, self.cadence, self.report = trainer, cadence, report
+    def __init__(self, trainer: Trainer, cadence: Cadence, report: Report, vitals: Vitals | None = None) -> None:
+        self.trainer, self.cadence, self.report, self.vitals = trainer, cadence, report, vitals
         self.late = trainer.world.device.type != "cpu"
-        self.pending: tuple[int, Step, torch.Event | None] | None = None
+        self.finite = Finite(trainer)
+        self.losses: list[float] = []
+        self.pending: tuple[int, Step, list[float], torch.Event | None] | None = None
         self.seconds = self.idle = 0.0
         self.steps = 0
         self.restart()
@@ -81,10 +95,18 @@ class Meter:
         """Start the clock again after something that is not training."""
         self.clock, self.waited = time.perf_counter(), self.trainer.batches.wait
 
+    def mean_loss(self) -> float:
+        """Mean training loss since it was last asked for; infinite if nothing was trained."""
+        losses, self.losses = self.losses, []
+        return fmean(losses) if losses else math.inf
+
     def took(self, at: int, step: Step) -> None:
-        """Note the step that was just started at a position; read the one before."""
+        """Note the step that was just started at a position, and the learning rates that it has; read the one
+        before."""
         before = self.pending
-        self.pending = (at, *begin_copy(step, self.late))
+        rates = [group["lr"] for group in self.trainer.optimizer.param_groups]
+        copied, event = begin_copy(step, self.late)
+        self.pending = (at, copied, rates, event)
         if before is not None:
             self.read(*before)
         if not self.late:
@@ -96,7 +118,7 @@ class Meter:
             self.read(*self.pending)
             self.pending = None
 
-    def read(self, at: int, step: Step, copied: "torch.Event | None") -> None:
+    def read(self, at: int, step: Step, rates: list[float], copied: "torch.Event | None") -> None:
         """Wait for a step's figures, check them, and report them if a log is due."""
         if copied is not None:
             copied.synchronize()
@@ -106,24 +128,36 @@ class Meter:
         self.idle += trainer.batches.wait - self.waited
         self.steps += 1
         self.restart()
-        check_finite(at, loss, norm, step.applied, trainer.scale.value)
-        if at == 0:
-            check_start(loss, trainer.module.config.vocab)
-        if not self.cadence.log or (at % self.cadence.log and step.applied):
+        applied = self.finite(at, loss, norm, step.applied)
+        if applied:
+            self.losses.append(loss)
+            if self.vitals:
+                self.vitals.step(at, loss, norm, rates)
+        if not self.cadence.log or (at % self.cadence.log and applied):
             return
+        device = trainer.world.device
         record: Record = {
             "step": at,
             "loss": loss,
-            "lr": lr_at(trainer.recipe, at),
+            "lr": rates[0],
             "grad_norm": norm,
             "tokens_per_second": trainer.split.targets * self.steps / self.seconds,
             "data_wait": self.idle / self.seconds,
-            "peak_memory_bytes": peak_memory(trainer.world.device),
+            "memory_bytes": held_memory(device),
+            "peak_memory_bytes": peak_memory(device),
         }
-        if not step.applied:
-            record |= {"event": "skipped", "scale": trainer.scale.value}
+        if not applied:
+            record |= {"event": "skipped", "message": self.skipped(at, loss, norm)}
+        elif self.vitals:
+            self.vitals.logged(at, record, self.seconds)
         self.seconds, self.idle, self.steps = 0.0, 0.0, 0
         self.report(record)
+
+    def skipped(self, at: int, loss: float, norm: float) -> str:
+        """What is said of an update that was left out."""
+        trainer = self.trainer
+        what = f"update left out: loss {loss:.4g}, gradient norm {norm}, rows of step {trainer.batches.numbered(at):,}"
+        return what if trainer.scale.skips else f"{what}; loss scale now {trainer.scale.value:g}"
 
 
 def begin_copy(step: Step, late: bool) -> "tuple[Step, torch.Event | None]":
@@ -143,3 +177,12 @@ def peak_memory(device: torch.device) -> int:
     import resource  # not on Windows
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def held_memory(device: torch.device) -> int:
+    """Memory held now, in bytes, as `peak_memory` counts it; where the system does not tell, the most so far."""
+    if device.type in ("cuda", "xpu"):
+        return torch.get_device_module(device).memory_allocated(device)
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return peak_memory(device)

@@ -46,6 +46,8 @@ class LossScale:
 
     value = 1.0
     skipped = 0
+    skips = False
+    """Whether an update whose norm is not finite is left out, whatever `accepts` said."""
 
     def accepts(self, norm: Tensor) -> bool:
         """Whether the update with this (scaled) gradient norm is applied."""
@@ -83,6 +85,24 @@ class DynamicLossScale(LossScale):
             self.value, self.good, self.skipped = state["value"], int(state["good"]), int(state["skipped"])
 
 
-def loss_scale(name: str) -> LossScale:
-    """The loss scale that a precision needs."""
-    return DynamicLossScale() if PRECISIONS[name].scaled else LossScale()
+class Skipping(LossScale):
+    """A fixed scale of one that leaves out an update whose norm is not finite. A fused optimizer decides that on the
+    device, by its own `found_inf`; any other must be waited for."""
+
+    skips = True
+
+    def __init__(self, optimizer: torch.optim.Optimizer, fused: bool) -> None:
+        self.optimizer, self.fused = optimizer, fused
+
+    def accepts(self, norm: Tensor) -> bool:
+        if not self.fused:
+            return math.isfinite(norm.item())
+        self.optimizer.found_inf = norm.isfinite().logical_not().float()  # type: ignore[attr-defined]
+        return True
+
+
+def loss_scale(name: str, optimizer: torch.optim.Optimizer, fused: bool, skip: bool) -> LossScale:
+    """The loss scale that a precision needs, and that leaves out updates that are not finite if `skip`."""
+    if PRECISIONS[name].scaled:
+        return DynamicLossScale()
+    return Skipping(optimizer, fused) if skip else LossScale()

@@ -89,23 +89,26 @@ class Trainer:
         return Step(self.world.sum(loss) / split.targets, norm / used, applied)
 
 
-def trainer_for(model: GPT, recipe: Recipe, speed: Speed, tokens: Tokens, world: World) -> Trainer:
+def trainer_for(model: GPT, recipe: Recipe, speed: Speed, tokens: Tokens, world: World, skip: bool = False) -> Trainer:
     """Prepare a model (the same weights on every process; changed in place) for training by a recipe.
 
-    `speed` has no `auto` left; `tokens` are the training split.
+    `speed` has no `auto` left; `tokens` are the training split. With `skip` an update whose gradient is not finite is
+    left out, in fp16 it always is.
     """
     assert isinstance(speed.rows, int)
     layout = split(recipe.rows, recipe.length, world.size, speed.rows)
     wrapped, sync = prepare(model, speed, world)
+    fused = speed.fused == "yes"
+    optimizer = optimizer_for(model, recipe, fused)
     return Trainer(
         model=wrapped,
         module=model,
-        optimizer=optimizer_for(model, recipe, fused=speed.fused == "yes"),
+        optimizer=optimizer,
         batches=Batches(tokens, layout, recipe.seed, world.rank, world.device),
         split=layout,
         recipe=recipe,
         speed=speed,
-        scale=loss_scale(speed.precision),
+        scale=loss_scale(speed.precision, optimizer, fused, skip),
         autocast=autocast(speed.precision, world.device),
         sync=sync,
         eager=eager(speed),
