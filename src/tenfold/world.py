@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tenfold.errors import ConfigError
 
-TIMEOUT = timedelta(minutes=30)  # the lead may check or prepare data for long while the others wait
+TIMEOUT = timedelta(minutes=30)  # the lead may prepare data for long; who gives no sign of life is named sooner
 
 
 @dataclass(frozen=True)
