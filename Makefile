@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+LOCKED := $(INSTALL) --require-hashes --no-deps --requirement
 
-.PHONY: setup demo test test-all check format build clean
+.PHONY: setup demo test test-all check format lock build clean
 
 setup: $(VENV)/ready
 
@@ -26,18 +27,29 @@ format: $(VENV)/ready-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# After constraints.txt or pyproject.toml changed; it asks the registry for every file's hash.
+lock: $(VENV)/ready-dev
+	$(INSTALL) uv
+	PATH="$(BIN):$$PATH" $(BIN)/python scripts/lock.py
+
 build: $(VENV)/ready-dev
 	$(BIN)/python -m build
 
 clean:
 	rm -rf $(VENV) build dist
 
-$(VENV)/ready: pyproject.toml constraints.txt
+# Everything but torch is installed from files whose hashes are known: torch's CPU and CUDA builds share a version, and
+# its own dependencies are in the locks.
+$(VENV)/ready: pyproject.toml constraints.txt requirements.lock
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tenfold needs Python 3.11 or later; set PYTHON=")'
 	$(PYTHON) -m venv $(VENV)
-	$(INSTALL) --editable '.[offline]'
+	$(LOCKED) requirements.lock
+	$(INSTALL) --constraint constraints.txt torch
+	$(INSTALL) --no-deps --no-build-isolation --editable .
+	$(BIN)/pip check
 	touch $@
 
-$(VENV)/ready-dev: $(VENV)/ready
-	$(INSTALL) --editable '.[dev]'
+$(VENV)/ready-dev: $(VENV)/ready requirements-dev.lock
+	$(LOCKED) requirements-dev.lock
+	$(BIN)/pip check
 	touch $@

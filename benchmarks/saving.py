@@ -24,8 +24,8 @@ def main() -> None:
         one.step().loss.item()
         return time.perf_counter() - start
 
-    def fail(error: Exception) -> None:
-        raise error
+    def fail(step: int, error: Exception | None) -> None:
+        raise error or ValueError(f"step {step} was not expected to fail")
 
     for _ in range(2):
         step()
@@ -38,7 +38,7 @@ def main() -> None:
             copied = time.perf_counter()
             saver.save(saved)
             stall, beside = time.perf_counter() - start, []
-            while saver.writing is not None and not saver.writing.done():
+            while saver.writing is not None and not saver.writing[1].done():
                 beside.append(step())
             written = time.perf_counter() - copied
             saver.settle()

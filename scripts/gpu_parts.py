@@ -36,7 +36,7 @@ from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 from tenfold.run import Run, preset
 from tenfold.training.fit import out_of_memory
-from tenfold.training.health import check_head
+from tenfold.training.start import check_head
 from tenfold.world import World
 
 Job = dict[str, Any]  # device, tiny, out: the folder for results, ends: when the time is up, by time.monotonic()

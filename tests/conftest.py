@@ -37,11 +37,15 @@ TINY_OPTIONS = [
     "20",
     "--recipe.warmup",
     "4",
+    "--recipe.beta2",
+    "0.95",
     "--cadence.eval",
     "10",
     "--cadence.sample",
     "0",
     "--cadence.score",
+    "0",
+    "--cadence.film",
     "0",
     "--cadence.save",
     "10",
@@ -110,6 +114,26 @@ def tenfold(tmp_path: Path) -> Tenfold:
         )
 
     return call
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
+    """A real file system of so many megabytes, where this user may mount one."""
+    mounted = []
+
+    def mount(megabytes: int = 1) -> Path:
+        path = tmp_path / "small"
+        path.mkdir()
+        size = f"size={megabytes}m"
+        done = subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", path], capture_output=True, timeout=20)
+        if done.returncode:
+            pytest.skip("mounting a small file system needs root")
+        mounted.append(path)
+        return path
+
+    yield mount
+    for path in mounted:
+        subprocess.run(["umount", "-l", path], check=True, timeout=20)
 
 
 def torchrun(processes: int) -> list[str]:

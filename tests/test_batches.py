@@ -44,6 +44,7 @@ def test_permute_reaches_sizes_beyond_32_bits() -> None:
 
 
 def test_same_seed_same_order_other_seed_other_order() -> None:
+    """T32, and other epochs differ, too."""
     a, b, c = (permute(np.arange(10_000), 10_000, seed, 0) for seed in (1, 1, 2))
     assert (a == b).all()
     assert (a == c).mean() < 0.01
@@ -51,13 +52,14 @@ def test_same_seed_same_order_other_seed_other_order() -> None:
 
 
 def test_the_order_is_frozen() -> None:
-    """A run that was begun goes on with a later version only if the order stays."""
+    """T32: a run that was begun goes on elsewhere, and with a later version, only if the order stays."""
     assert permute(np.arange(8), 1000, 1337, 0).tolist() == [835, 344, 460, 167, 923, 762, 768, 6]
+    assert row_starts(np.arange(1000, 1004), 1000, 32, 1337).tolist() == [4896, 1824, 3744, 20128]  # in the next epoch
 
 
 @pytest.mark.parametrize("size", [4096, 10_000, 65_537])
 def test_the_order_has_no_periodic_structure(size: int) -> None:
-    """Differences of neighbours look like those of random permutations: no common step, no correlation at any lag."""
+    """T32: neighbours differ as those of random permutations do: no common step, no correlation at any lag."""
     order = permute(np.arange(size), size, 7, 0).astype(np.float64)
     centred = (order - order.mean()) / order.std()
     spectrum = np.abs(np.fft.rfft(centred))[1:] ** 2 / size  # exponential with mean 1 for random order
@@ -86,20 +88,17 @@ def test_each_row_once_an_epoch_and_ranks_are_disjoint(
         assert sorted(order[epoch * available :][:available]) == [i * length for i in range(available)]
     assert available < 9 or (order[:available] != order[available:][:available]).any()  # another order each epoch
     for position in {0, available // rows, 2 * available // rows}:  # at an epoch's start, over its end, in the next one
-        step = [s for r in readers for k in range(layout.accum) for s in r.starts(position, k).tolist()]
+        step = [s for r in readers for k in range(layout.accum) for s in r.starts(r.numbers(position, k)).tolist()]
         assert sorted(step) == sorted(order[position * rows :][:rows])
 
 
 def test_any_world_trains_the_same_rows_in_a_step() -> None:
+    """T32: of one seed, on 1, 2, 3, 5 and 7 processes."""
     want = set(row_starts(5 * 12 + np.arange(12), windows(Numbers(1000), 8), 8, 1))  # type: ignore[arg-type]
     for world in (1, 2, 3, 5, 7):
         layout = split(12, 8, world, 4)
-        got = [
-            s
-            for rank in range(world)
-            for k in range(layout.accum)
-            for s in Batches(Numbers(1000), layout, 1, rank, CPU).starts(5, k).tolist()  # type: ignore[arg-type]
-        ]
+        readers = [Batches(Numbers(1000), layout, 1, rank, CPU) for rank in range(world)]  # type: ignore[arg-type]
+        got = [s for r in readers for k in range(layout.accum) for s in r.starts(r.numbers(5, k)).tolist()]
         assert set(got) == want
         assert len(got) == 12
 

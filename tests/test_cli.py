@@ -126,14 +126,17 @@ def test_mistakes_are_told_in_one_line(tenfold: Tenfold, arguments: list[str], m
     ],
 )
 def test_mistyped_options_name_the_nearest(tenfold: Tenfold, option: str, value: str, nearest: str) -> None:
+    """T49: a mistyped option names the nearest and where help is, a wrong value what is possible; exit code 2."""
     done = tenfold("train", "demo", option, value)
     assert done.returncode == 2
     assert nearest in done.stdout + done.stderr
+    assert "tenfold train demo --help" in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("verb", [[], ["train"], ["train", "gpt2-124m"], ["prepare"], ["sample"], ["runs"], ["info"]])
 def test_help(tenfold: Tenfold, verb: list[str]) -> None:
+    """T49: help is printed, with every option."""
     done = tenfold(*verb, "--help")
     assert done.returncode == 0
     assert "usage: tenfold" in done.stdout

@@ -7,12 +7,12 @@ import tenfold
 
 SOURCE = Path(tenfold.__file__).parent
 FLOORS = [
-    {"errors", "files", "world", "hardware", "reference", "environment", "rundir"},
-    {"model", "data", "recipe"},
+    {"errors", "files", "world", "hardware", "reference", "environment", "rundir", "heartbeat"},
+    {"model", "data", "recipe", "filmfile"},
     {"training", "run"},
-    {"evaluate", "generate", "prepare", "ladder", "exchange", "track"},
+    {"evaluate", "generate", "prepare", "ladder", "exchange", "track", "film"},
     {"verify"},
-    {"cli", "api", "work", "datasets", "console", "listing", "__main__", "__init__"},
+    {"cli", "api", "work", "datasets", "sinks", "console", "listing", "__main__", "__init__"},
 ]
 BESIDE = {  # room -> rooms on its own floor that it may import
     "hardware": {"errors", "reference"},
@@ -20,6 +20,7 @@ BESIDE = {  # room -> rooms on its own floor that it may import
     "world": {"errors"},
     "environment": {"hardware"},
     "rundir": {"errors", "files"},
+    "heartbeat": {"world", "rundir"},
     "data": {"model"},  # IGNORE, the target of a filler row
     "training": {"run"},  # the cadence
     "run": {"training"},  # Speed, which is what a Run has
@@ -27,7 +28,7 @@ BESIDE = {  # room -> rooms on its own floor that it may import
     "__main__": {"cli"},
     "__init__": {"api", "run"},
     "cli": {"api", "console", "listing"},
-    "api": {"console", "datasets", "work"},
+    "api": {"console", "datasets", "sinks", "work"},
     "datasets": {"console"},
     "work": {"console"},
 }
@@ -41,11 +42,14 @@ TORCH_FREE = {
     "reference.curves",
     "recipe",
     "run",
+    "sinks",
     "model.config",
     "training.speed",
+    "filmfile",
     "data.shards",
     "data.foreign",
     "data.census",
+    "data.statistics",
     "ladder.plan",
     "ladder.report",
     "ladder.page",

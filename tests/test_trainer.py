@@ -16,11 +16,11 @@ from tenfold.model.attention import KERNELS
 from tenfold.model.gpt import GPT
 from tenfold.model.head import LOSSES
 from tenfold.recipe import Recipe, lr_at
-from tenfold.training.health import check_head
 from tenfold.training.optimizers import groups
 from tenfold.training.precision import DynamicLossScale, autocast
 from tenfold.training.prepare import own_gradients, probe_compile, replays_graphs
 from tenfold.training.speed import Speed
+from tenfold.training.start import check_head
 from tenfold.training.trainer import rescale, trainer_for
 from training import EXACT, losses, trainer
 
@@ -365,7 +365,7 @@ def test_the_head_is_checked_against_the_cpu() -> None:
 
 @pytest.mark.parametrize(("precision", "state"), [("tf32", "high"), ("fp32", "highest"), ("bf16", "highest")])
 def test_tf32_is_set_by_one_call_without_warnings(precision: str, state: str) -> None:
-    """The old and the new way of torch may not be mixed, and say so; warnings are errors here."""
+    """T51: the old and the new way of torch may not be mixed, and say so; warnings are errors here."""
     try:
         autocast(precision, torch.device("cpu"))
         assert torch.get_float32_matmul_precision() == state

@@ -5,15 +5,19 @@ import contextlib
 import os
 import signal
 import threading
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tenfold import rundir
+from tenfold import heartbeat, rundir, sinks
 from tenfold.console import Display, Silent, Terminal
 from tenfold.data.shards import Corpus
+from tenfold.data.statistics import statistics
 from tenfold.data.tokenizer import from_spec
 from tenfold.datasets import fitted, open_or_prepare
 from tenfold.environment import environment
@@ -33,12 +37,14 @@ from tenfold.model.gpt import GPT
 from tenfold.run import Run, check_preset, differences, from_dict, preset, reconcile, to_dict
 from tenfold.track.logs import from_records
 from tenfold.track.match import Match, dataset_facts, matching
-from tenfold.track.verdict import judge
+from tenfold.track.verdict import by_signs, judge
 from tenfold.training import checkpoint, fit, loop
-from tenfold.training.health import Diverged, check_head
 from tenfold.training.prepare import probe_compile
+from tenfold.training.signs import Signs, Unsound
 from tenfold.training.speed import Speed, resolve
+from tenfold.training.start import check_head, check_start, check_weights
 from tenfold.training.trainer import Trainer, trainer_for
+from tenfold.training.vitals import Diverged, Vitals
 from tenfold.work import Work
 from tenfold.world import World, join, launched
 
@@ -46,6 +52,7 @@ __all__ = ["Trained", "export", "import_run", "load", "preset", "train"]
 
 REQUEUE, INTERRUPTED = 75, 130  # exit codes after SIGTERM and Ctrl-C; both saved first
 SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGINT: INTERRUPTED}
+ROLLBACKS = 3  # to the same checkpoint, before they are given up
 ROWS_MOVE = ("recipe.data", "recipe.rows", "recipe.length", "recipe.seed")  # changing one changes which rows come next
 
 
@@ -78,10 +85,12 @@ def train(
         raise ConfigError(f"--stop-at {stop_at}: give a step of at least 1")
     if run.cadence.score:
         tasks_of(run.cadence.tasks)
+    sinks.check(run.log)
     hardware = detect(run.speed.device)
     world = join(run.speed.device if run.speed.device != "auto" else hardware.kind)
     with ExitStack() as stack:
         shown = stack.enter_context((display or Terminal()) if world.lead else Silent())
+        pulse = stack.enter_context(heartbeat.watched(world, run.cadence.lost, folder))
         with world.lead_first() as lead:
             if lead:
                 stack.enter_context(rundir.locked(folder))
@@ -100,11 +109,13 @@ def train(
                 corpus.val.check(run.model.vocab)
         received = stack.enter_context(signals(shown))
         trainer, resumed = build(run, corpus, folder, hardware, world, shown)
+        pulse.step = lambda: trainer.position
         report = Reporter(folder, shown, world.lead)
         with world.lead_first() as lead:
             if lead:
                 write_run(run, trainer, corpus, folder, hardware, facts.get("origin"))
                 report({"step": trainer.position, "event": "resume" if saved else "start"}, strict=True)
+                report.sinks = stack.enter_context(sinks.Sinks(run.log, folder, trainer.position, shown.say))
         for name, (was, now) in changed.items():
             rows = "; which rows come next changes with it" if name in ROWS_MOVE else ""
             message = f"{name} changed from {was!r} to {now!r}{rows}"
@@ -114,8 +125,9 @@ def train(
         known = followed(run, dataset_facts(corpus), shown)
         shown.begin(trainer.position, min(stop_at or run.recipe.steps, run.recipe.steps))
         work = Work(run, corpus, folder, shown, report, trainer.position if resumed else -1, known)
-        ending = carry_out(trainer, run, work, report, stop_at, received)
-        if known:
+        untrained = not resumed and not run.init
+        ending = carry_out(trainer, run, work, report, stop_at, received, untrained)
+        if ending <= loop.EARLY:  # a signal wants the process gone
             conclude(known, run, folder, trainer.position, report)
         return Trained(folder, trainer.position, work.val_loss, ending if ending > loop.EARLY else 0)
 
@@ -134,12 +146,17 @@ def followed(run: Run, dataset: dict[str, Any], shown: Display) -> Match | None:
     return match
 
 
-def conclude(known: Match, run: Run, folder: Path, position: int, report: "Reporter") -> None:
-    """Record and tell how the run stands against its curve, all in all."""
-    found = judge(known.curve, from_records(rundir.read_metrics(folder)), run.recipe.targets, bool(known.validation))
-    if found:
-        more = f"; `tenfold check {run.name}` tells the likely causes and how to test them" if found.off else ""
-        report({"step": position, "event": "verdict", "off": found.off, "message": "; ".join(found.lines) + more})
+def conclude(known: Match | None, run: Run, folder: Path, position: int, report: "Reporter") -> None:
+    """Record and tell how the run came out, all in all: against its curve, if it follows one, and by its signs."""
+    records = rundir.read_metrics(folder)
+    found = None
+    if known:
+        found = judge(known.curve, from_records(records), run.recipe.targets, bool(known.validation))
+    more = f"; `tenfold check {run.name}` tells the likely causes and how to test them" if found and found.off else ""
+    signs, wrong = by_signs(records) if run.signs != "off" else ([], False)
+    if lines := [*(found.lines if found else ()), *signs]:
+        off = wrong or bool(found and found.off)
+        report({"step": position, "event": "verdict", "off": off, "message": "; ".join(lines) + more})
 
 
 def saved_run(folder: Path) -> Run | None:
@@ -191,7 +208,16 @@ def build(
         raise ConfigError(
             f"recipe.steps is {run.recipe.steps}, but {run.name} is at step {position}; give at least that"
         )
-    model = GPT(run.model)
+    if latest and checkpoint.model_config(latest) != run.model:  # heads, say, do not show in the shapes of weights
+        raise CheckpointError(f"checkpoint {latest} is of another model than {folder}/run.json says; restore the file")
+    try:
+        model = GPT(run.model)
+    except RuntimeError as error:
+        if not fit.out_of_memory(error):
+            raise
+        raise HardwareError(
+            f"a model of {run.model.parameters:,} parameters does not fit this machine's memory; take a smaller one"
+        ) from None
     if latest:
         checkpoint.load_weights(model, latest)
     elif run.init:
@@ -200,9 +226,14 @@ def build(
         shown.say("; ".join((f"beginning from {source.said}", *source.notes)))
     else:
         model.initialise(run.recipe.seed)
+    if run.signs != "off":
+        check_weights(model, world, position, Signs(lambda sign: shown.say(sign["message"]), run.signs == "act"))
     if world.device.type != "cpu":
         check_head(model.wte.weight, world.device)
-    trainer = trainer_for(model, run.recipe, speed, corpus.train, world)
+    skip = run.on_nonfinite == "skip"
+    trainer = trainer_for(model, run.recipe, speed, corpus.train, world, skip)
+    if skip and speed.fused != "yes" and trainer.scale.value == 1.0:
+        shown.say("--on-nonfinite skip: this optimizer is not fused, so each step waits for its gradient's norm")
     rows = fit.fit(trainer, fixed=run.speed.rows != "auto")
     if latest:
         checkpoint.restore(trainer, latest)
@@ -252,47 +283,111 @@ def write_run(
 
 
 def carry_out(
-    trainer: Trainer, run: Run, work: Work, report: "Reporter", stop_at: int | None, received: list[int]
+    trainer: Trainer,
+    run: Run,
+    work: Work,
+    report: "Reporter",
+    stop_at: int | None,
+    received: list[int],
+    untrained: bool,
 ) -> int:
-    """The loop, and what must be said and done however it ends; why it ended."""
+    """The loop, with the signs before and around it, and what must be said and done however it ends; why it ended."""
     told = None
+    back = Counter[int]()
     try:
-        ending = loop.loop(trainer, run.cadence, work.table, report, stop_at, lambda: received[0])
-    except Diverged as error:
+        with ThreadPoolExecutor(1, thread_name_prefix="statistics") as reader:
+            vitals = looked_after(trainer, run, work, report, untrained, reader)
+            while True:
+                try:
+                    ending = loop.loop(trainer, run.cadence, work.table, report, stop_at, lambda: received[0], vitals)
+                    break
+                except Diverged as error:
+                    if run.on_nonfinite != "rollback":
+                        raise
+                    roll_back(trainer, run, work, report, error, back)
+    except (Diverged, Unsound) as error:
         work.saver.settle()
         steps = checkpoint.saved_steps(work.folder / "checkpoints")
         last = f"the last good checkpoint is {steps[max(steps)]}" if steps else "there is no checkpoint yet"
-        told = f"{error}; position {trainer.position}, row {trainer.position * run.recipe.rows:,} of the data; {last}"
-        raise Diverged(told) from None
+        row = trainer.batches.numbered(trainer.position) * run.recipe.rows
+        told = f"{error}; position {trainer.position}, row {row:,} of the data; {last}"
+        raise type(error)(told) from None
     finally:
         trainer.batches.close()
         kept = work.saver.settle()
         if told:
             report({"step": trainer.position, "event": "stopped", "message": told})
     if not trainer.world.least(int(kept)):
-        raise CheckpointError(f"{run.name} ended at step {trainer.position} but its last checkpoint could not be saved")
+        raise CheckpointError(
+            f"{run.name} ended at step {trainer.position} but its last checkpoint could not be saved; make room, and "
+            "the same command goes on from the one before"
+        )
     report({"step": trainer.position, "event": "done" if ending == loop.DONE else "stopped"})
     return ending
 
 
+def looked_after(
+    trainer: Trainer, run: Run, work: Work, report: "Reporter", untrained: bool, reader: ThreadPoolExecutor
+) -> Vitals | None:
+    """The signs that are looked at while training; those before it have then been looked at. None if the user wants
+    none."""
+    if run.signs == "off":
+        return None
+    signs = Signs(report, acts=run.signs == "act")
+    found = reader.submit(statistics, work.corpus)
+    check_start(trainer, untrained, signs)
+    tuned, _ = recall(run.model, run.recipe.length, detect(run.speed.device), run.speed)
+    same = tuned is not None and replace(tuned.speed, rows="auto") == replace(trainer.speed, rows="auto")
+    rate = tuned.tokens_per_second if tuned and same else None
+    return Vitals(trainer, signs, found, untrained, rate, partial(work.keep_rows, trainer))
+
+
+def roll_back(trainer: Trainer, run: Run, work: Work, report: "Reporter", wrong: Diverged, back: Counter[int]) -> None:
+    """Go back to the newest checkpoint, from there on without the rows of the step that went wrong; raises `wrong` if
+    there is none, or it was gone back to often."""
+    with trainer.world.lead_first() as lead:
+        if lead:
+            work.saver.settle()
+        latest = checkpoint.newest(work.folder / "checkpoints", work.shown.say)
+    position = checkpoint.read_state(latest)["position"] if latest else -1
+    back[position] += 1
+    if latest is None or back[position] > ROLLBACKS:
+        raise wrong
+    step = trainer.batches.numbered(wrong.step)
+    skipped = {*trainer.batches.skipped, step}
+    checkpoint.take_back(trainer, latest)
+    trainer.batches.skip(skipped)
+    work.saved, work.validated = position, -1
+    message = (
+        f"{wrong.what}: back to the checkpoint of step {position}; the rows of step {step:,} are left out from now on"
+    )
+    report({"step": position, "event": "rollback", "message": message})
+
+
 class Reporter:
-    """Records go to the metrics file and the console, of the lead only. A disk that takes no more is told once."""
+    """Records go to the metrics file, the console and the sinks, of the lead only. A disk that takes no more is told
+    once, and once when it does again, with the number of records that are missing."""
 
     def __init__(self, folder: Path, shown: Display, lead: bool) -> None:
-        self.folder, self.shown, self.lead, self.failed = folder, shown, lead, False
+        self.folder, self.shown, self.lead, self.missing = folder, shown, lead, 0
+        self.sinks = sinks.Sinks((), folder, 0, shown.say)
 
     def __call__(self, record: loop.Record, strict: bool = False) -> None:
         if not self.lead or not record.keys() - {"step"}:
             return
         try:
-            rundir.append(self.folder, record)
+            rundir.append(self.folder, {**record, **({"missing": self.missing} if self.missing else {})})
+            if self.missing:
+                self.shown.say(f"metrics.jsonl is written again; {self.missing} records before are missing")
+            self.missing = 0
         except OSError as error:
             if strict:
                 raise CheckpointError(f"{self.folder}/metrics.jsonl cannot be written: {error.strerror}") from None
-            if not self.failed:
+            if not self.missing:
                 self.shown.say(f"metrics.jsonl cannot be written ({error.strerror}); training goes on without it")
-            self.failed = True
+            self.missing += 1
         self.shown.record(record)
+        self.sinks(record)
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from rich.spinner import Spinner
 from rich.text import Text
 
+from tenfold.errors import without_secrets
 from tenfold.ladder.report import table
 
 
@@ -118,7 +119,7 @@ class Terminal:
         self.bar.stop()
 
     def say(self, text: str) -> None:
-        self.console.print(escape(text), soft_wrap=True)
+        self.console.print(escape(without_secrets(text)), soft_wrap=True)
 
     def preparing(self, told: str | dict[str, Any]) -> None:
         if isinstance(told, str):
@@ -178,7 +179,7 @@ class Climbing:
 
     def say(self, text: str) -> None:
         """One line for the user."""
-        self.console.print(escape(text), soft_wrap=True)
+        self.console.print(escape(without_secrets(text)), soft_wrap=True)
 
     def told(self, ladder: dict[str, Any], current: str) -> None:
         """The rungs so far, and the one that is being measured, if one is."""

@@ -2,10 +2,12 @@
 
 import contextlib
 import hashlib
+import json
 import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, BinaryIO, cast
 
 PATIENCE = 1.0  # seconds; whoever only looks whether a folder is held holds it for a moment
 
@@ -14,6 +16,24 @@ def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def from_json(content: str | bytes) -> Any:
+    """The value that JSON says; ValueError for whatever is none, and for brackets in brackets beyond all measure."""
+    try:
+        return json.loads(content)
+    except RecursionError:
+        raise ValueError("its brackets are nested too deep") from None
+
+
+def open_itself(path: Path, mode: str) -> BinaryIO:
+    """Opens a file to write, as `open` does. A symbolic link is refused by OSError, so that nothing is written where a
+    folder that came from elsewhere points."""
+
+    def opener(name: str, flags: int) -> int:
+        return os.open(name, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+    return cast(BinaryIO, open(path, mode, opener=opener))
 
 
 def sync(path: Path) -> None:
@@ -29,7 +49,7 @@ def sync(path: Path) -> None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file's content in one step: readers see the old or the new, never a half, also after a power cut."""
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
+    with open_itself(partial, "wb") as file:
         file.write(content.encode() if isinstance(content, str) else content)
         file.flush()
         os.fsync(file.fileno())

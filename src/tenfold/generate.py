@@ -1,16 +1,19 @@
 """Sampling from a model, one token at a time with a cache of keys and values."""
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from tenfold.data.tokenizer import Tokenizer
-from tenfold.errors import ConfigError
+from tenfold.errors import CheckpointError, ConfigError
 from tenfold.model.cache import Cache
 from tenfold.model.gpt import GPT, LAST
+
+PART = 64  # tokens of a prompt whose scores are held at a time
+LIKELY = 10  # alternatives that a choice names
 
 
 def pick(scores: Tensor, temperature: float, top_k: int, top_p: float, generator: torch.Generator) -> int:
@@ -59,13 +62,15 @@ def generate_rows(
     stop: int | None = None,
     vocab: int | None = None,
     cached: bool = True,
+    look: Callable[[Tensor], object] = lambda scores: None,
 ) -> Iterator[list[int | None]]:
     """Up to `tokens` times an id for each seed's continuation of the prompt (at least one id), None from its first
     `stop` on, until all are there; ids are below the real vocabulary of the model and, where it is smaller, `vocab`.
 
     All rows are computed together, and each as if it were alone. The model sees the last `context` ids. While all of
     them fit, keys and values are kept; beyond, every id shifts to another learned position with each new one, so
-    nothing can be kept and the window is computed anew. Without `cached` it always is: the same ids come out.
+    nothing can be kept and the window is computed anew. Without `cached` it always is: the same ids come out. `look` is
+    shown the scores, (rows, vocab) fp32, that each next id is drawn by.
     """
     for seed in seeds:
         check_options(tokens, temperature, top_k, top_p, seed)
@@ -80,6 +85,9 @@ def generate_rows(
         seen = new if fits else ids[:, -context:]
         scores = model(seen.to(model.wte.weight.device), cache=cache if fits else None, at=LAST)[:, 0, :vocab]
         scores = scores.float().cpu()
+        if not scores.isfinite().all():
+            raise CheckpointError("the model's logits are not finite: its weights are damaged; use another checkpoint")
+        look(scores)
         drawn = [
             pick(row, temperature, top_k, top_p, generator) for row, generator in zip(scores, generators, strict=True)
         ]
@@ -107,6 +115,32 @@ def generate(
     for (one,) in generate_rows(model, prompt, tokens, temperature, top_k, top_p, (seed,), stop, vocab, cached):
         assert one is not None
         yield one
+
+
+@torch.no_grad()
+def scores_of(model: GPT, ids: Sequence[int], vocab: int | None = None) -> Iterator[Tensor]:
+    """For each id but the first the scores (vocab,), fp32, that it is drawn by after those before it; at most `context`
+    ids."""
+    cache, device = Cache(), model.wte.weight.device
+    for start in range(0, len(ids) - 1, PART):
+        part = torch.tensor([ids[start : start + PART]], device=device)
+        yield from model(part, cache=cache)[0, : len(ids) - 1 - start, :vocab].float().cpu()
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A token of a text and what the model expected there. Probabilities are the model's own, softmax of its scores
+    over all tokens, whatever temperature, top_k and top_p the text is drawn with."""
+
+    id: int
+    text: str
+    """What it adds to the text: whole characters, empty while one is incomplete."""
+    given: bool
+    """Whether it is of the prompt."""
+    probability: float | None
+    """None where the model sees nothing before it."""
+    likely: tuple[tuple[str, float], ...]
+    """The most likely tokens there, the likeliest first."""
 
 
 @dataclass(frozen=True)
@@ -172,3 +206,39 @@ class LanguageModel:
     ) -> str:
         """The text that follows the prompt; temperature 0 is greedy, top_k 0 and top_p 1 leave all tokens possible."""
         return "".join(self.stream(prompt, tokens, temperature, top_k, top_p, seed))
+
+    def choices(
+        self,
+        prompt: str | None = None,
+        tokens: int = 200,
+        temperature: float = 0.8,
+        top_k: int = 200,
+        top_p: float = 1.0,
+        seed: int = 1337,
+    ) -> Iterator[Choice]:
+        """The tokens of a prompt, or the end-of-text for an empty one, and then those of the text that `stream` would
+        give, until an end-of-text. Of a longer prompt only the last `context` tokens are seen."""
+        check_options(tokens, temperature, top_k, top_p, seed)
+        tokenizer, vocab = self.tokenizer, self.tokenizer.vocab
+        ids = tokenizer.encode(self.prompt if prompt is None else prompt).tolist() or [tokenizer.eot]
+        decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+
+        def choice(one: int, given: bool, scores: Tensor | None) -> Choice:
+            text = decoder.decode(tokenizer.decode_bytes([one]))
+            if scores is None:
+                return Choice(one, text, given, None, ())
+            chances = torch.softmax(scores, -1)
+            best = chances.topk(min(LIKELY, len(chances)))
+            likely = zip(best.indices.tolist(), best.values.tolist(), strict=True)
+            return Choice(one, text, given, chances[one].item(), tuple((tokenizer.decode([i]), p) for i, p in likely))
+
+        unseen = max(1, len(ids) - self.model.config.context + 1)
+        for one in ids[:unseen]:
+            yield choice(one, True, None)
+        for one, scores in zip(ids[unseen:], scores_of(self.model, ids[unseen - 1 :], vocab), strict=True):
+            yield choice(one, True, scores)
+        seen: list[Tensor] = []
+        picking = (temperature, top_k, top_p, (seed,), tokenizer.eot, vocab)
+        for (drawn,) in generate_rows(self.model, ids, tokens, *picking, look=seen.append):
+            assert drawn is not None
+            yield choice(drawn, False, seen.pop()[0])

@@ -3,12 +3,15 @@
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
+from functools import cache
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from tenfold.errors import CheckpointError, ConfigError, did_you_mean
 from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 from tenfold.training.speed import Speed
+
+FILM_TOKENS = 512  # training on so many costs no less than a snapshot of a film; benchmarks/film.py
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,12 @@ class Cadence:
     """Evaluations without a better validation loss before a notice; 0 gives none."""
     stop_early: bool = False
     """Stop at that notice."""
+    lost: int = 60
+    """Seconds without a sign of life of a process after which the others name it and end; 0 leaves that to the
+    libraries."""
+    film: int = 200
+    """Snapshots of every head's attention over the whole run, most of them early; a short run gets fewer, so that they
+    cost less than a hundredth of it."""
 
     def __post_init__(self) -> None:
         for item in fields(self):
@@ -52,6 +61,18 @@ class Cadence:
                 raise ConfigError(f"cadence.{item.name} is {getattr(self, item.name)}; give 0 (never) or more")
         if self.keep < 1:
             raise ConfigError("cadence.keep is 0; keep at least 1 checkpoint")
+
+
+@cache
+def film_steps(recipe: Recipe, count: int) -> frozenset[int]:
+    """The steps at which a training is filmed: at most `count`, and so few that they cost less than a hundredth of it.
+
+    Step 0 is always among them, and where there are others the last step is. From one to the next the distance grows
+    evenly, to about a hundred times the first: steps * (101^k - 1) / 100, k from 0 to 1.
+    """
+    count = min(count, recipe.steps * recipe.targets // (100 * FILM_TOKENS))
+    parts = max(1, count - 1)
+    return frozenset(round(recipe.steps * (101 ** (k / parts) - 1) / 100) for k in range(max(1, count)))
 
 
 @dataclass(frozen=True)
@@ -73,6 +94,13 @@ class Run:
     init: str = ""
     """Weights that the training begins from: a run, a checkpoint, a folder or file of another program, or a name on the
     Hub; empty for random ones."""
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """What is done about a loss or gradient that is not finite: stop, leave the update out, or go back to the last
+    checkpoint and leave its rows out."""
+    signs: Literal["act", "warn", "off"] = "act"
+    """Vital signs: those that mean a wrong training stop it, are only told, or are not looked at."""
+    log: tuple[str, ...] = ()
+    """Sinks that get each record too, beside metrics.jsonl: tensorboard, wandb, trackio."""
 
 
 def demo() -> Run:
@@ -171,7 +199,7 @@ def typed(kind: type, values: Any, where: str, prefix: str) -> Any:
         elif not fits(value, hint):
             raise CheckpointError(f"{where} has {prefix}{name} {value!r}, which it cannot be; restore the file")
         else:
-            made[name] = value
+            made[name] = tuple(value) if isinstance(value, list) else value
     try:
         return kind(**made)
     except ConfigError as error:
@@ -182,6 +210,8 @@ def fits(value: Any, hint: Any) -> bool:
     """Whether a value read from JSON is of a field's type."""
     if get_origin(hint) is Literal:
         return value in get_args(hint)
+    if get_origin(hint) is tuple:  # of any length, of one type
+        return isinstance(value, list) and all(fits(one, get_args(hint)[0]) for one in value)
     if get_args(hint):  # a union
         return any(fits(value, one) for one in get_args(hint))
     if hint is float:

@@ -11,11 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
-from tenfold.errors import CheckpointError, ConfigError
-from tenfold.files import held, is_held, write_atomically
+from tenfold.errors import CheckpointError, ConfigError, without_secrets
+from tenfold.files import from_json, held, is_held, open_itself, write_atomically
 
 FORMAT = 1
 RUNS = Path("runs")
+FACTS = ("vocabulary", "dataset", "origin", "environment", "executed")  # of run.json, beside the run's own fields
+BACK = ("resume", "rollback")  # events from whose step on everything before them is taken back
 
 
 def find(name: str) -> Path:
@@ -45,7 +47,7 @@ def folder_of(name: str) -> Path:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file; CheckpointError, naming `what` it should be, if there is none or it is damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = from_json(path.read_bytes())
     except OSError as error:
         raise CheckpointError(f"{what} {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -63,22 +65,32 @@ def read_json(path: Path, what: str) -> dict[str, Any]:
 
 def read_run(path: Path) -> dict[str, Any]:
     """What run.json of a run folder says."""
-    return read_json(path / "run.json", "run file")
+    content = read_json(path / "run.json", "run file")
+    for part in FACTS:
+        if not isinstance(content.get(part, {}), dict):
+            raise CheckpointError(f"run file {path}/run.json is damaged ({part} is no object); restore it")
+    return content
 
 
 def write_run(path: Path, content: dict[str, Any]) -> None:
     """Write run.json of a run folder."""
     path.mkdir(parents=True, exist_ok=True)
-    write_atomically(path / "run.json", json.dumps({"format": FORMAT, **content}, indent=2) + "\n")
+    text = json.dumps({"format": FORMAT, **content}, indent=2)
+    write_atomically(path / "run.json", without_secrets(text) + "\n")
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
     """Add one line to metrics.jsonl of a run folder; numbers that are not finite become null, as JSON has none."""
     clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
-    with (path / "metrics.jsonl").open("a+b") as file:
+    append_line(path / "metrics.jsonl", json.dumps({**clean, "time": round(time.time(), 3)}))
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add one line to a file of lines."""
+    with open_itself(path, "a+b") as file:
         if file.tell() and not ends_line(file):
             file.write(b"\n")  # a crash left half a line; readers pass over it
-        file.write(json.dumps({**clean, "time": round(time.time(), 3)}).encode() + b"\n")
+        file.write(without_secrets(line).encode() + b"\n")
 
 
 def ends_line(file: IO[bytes]) -> bool:
@@ -88,8 +100,8 @@ def ends_line(file: IO[bytes]) -> bool:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The lines of metrics.jsonl in order, without those that a later resume took back and without half-written
-    ones."""
+    """The lines of metrics.jsonl in order, without those that a later resume or roll-back took back and without
+    half-written ones."""
     records: list[dict[str, Any]] = []
     try:
         lines = (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -97,12 +109,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         return records
     for line in lines:
         try:
-            record = json.loads(line)
+            record = from_json(line)
         except ValueError:
             continue
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             continue
-        if record.get("event") == "resume":
+        if record.get("event") in BACK:
             records = [r for r in records if r["step"] < record["step"]]
         records.append(record)
     return records

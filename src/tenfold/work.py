@@ -1,7 +1,13 @@
-"""What is done at each cadence of a run: validate, score, sample, save. The loop calls the rows of `Work.table`."""
+"""What is done at each cadence of a run: validate, score, sample, film, save. The loop calls the rows of
+`Work.table`."""
 
+import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+
+from tenfold import film
 from tenfold.console import Display
 from tenfold.data.shards import Corpus
 from tenfold.errors import CheckpointError, DataError, TenfoldError
@@ -34,13 +40,21 @@ class Work:
         self.known = known
         """The published curve that validations are compared with."""
         self.run, self.corpus, self.folder, self.shown, self.report = run, corpus, folder, shown, report
-        self.table: loop.Table = {"eval": self.validate, "score": self.score, "sample": self.sample, "save": self.save}
+        self.table: loop.Table = {
+            "eval": self.validate,
+            "score": self.score,
+            "sample": self.sample,
+            "film": self.film,
+            "save": self.save,
+        }
+        self.filming = True
+        """Whether nothing hindered the last snapshot of the film."""
         self.val_loss: float | None = None
         self.validated = -1
         self.saved = saved
         """Step of the newest checkpoint, or -1."""
         cadence = run.cadence
-        self.saver = checkpoint.Saver(folder / "checkpoints", cadence.keep, cadence.keep_every, self.not_saved)
+        self.saver = checkpoint.Saver(folder / "checkpoints", cadence.keep, cadence.keep_every, self.told)
 
     def validate(self, trainer: Trainer) -> loop.Record:
         """The validation loss, and how it stands against the curve that the run should follow."""
@@ -103,6 +117,26 @@ class Work:
             return {"event": "not sampled", "message": f"no sample: {error}; --cadence.prompt can be another"}
         return {"samples": f"samples/{path.name}"}
 
+    def film(self, trainer: Trainer) -> loop.Record:
+        """A snapshot of what every head looks at, written to film/. What hinders it is told once, and is not fatal."""
+        if not (trainer.world.lead or trainer.speed.parallel == "fsdp"):
+            return {}
+        val, config = self.corpus.val, trainer.module.config
+        try:
+            ids = film.texts(val.read(0, min(film.LONGEST, len(val))), config.context)
+            with trainer.eager():
+                seen = film.look(trainer.module, ids, trainer.autocast)
+            if not trainer.world.lead:
+                return {}
+            content = film.described(config, ids, self.corpus.tokenizer)
+            path = film.record(self.folder, content, trainer.position, seen)
+        except (TenfoldError, OSError) as error:
+            told = f"no snapshot for the film: {error}; training goes on, and each next one is tried"
+            was, self.filming = self.filming, False
+            return {"event": "not filmed", "message": told} if was else {}
+        self.filming = True
+        return {"film": f"{path.parent.name}/{path.name}"}
+
     def save(self, trainer: Trainer) -> loop.Record:
         """A checkpoint; the copy is made here, the writing goes on beside the training."""
         if self.saved == trainer.position:
@@ -115,6 +149,28 @@ class Work:
             self.saver.save(saved)
         return {"event": "save"}
 
-    def not_saved(self, error: CheckpointError) -> None:
-        """A checkpoint could not be written; training goes on."""
-        self.report({"step": self.saved, "event": "not saved", "message": str(error)})
+    def keep_rows(self, trainer: Trainer, step: int, facts: dict[str, Any]) -> str:
+        """Write the rows of a step to spikes/, each by where it begins in the training split and as text, with what is
+        said of the step; where that is, for a message."""
+        batches, split = trainer.batches, trainer.split
+        path = self.folder / "spikes" / f"step-{step:06d}.json"
+        if trainer.world.lead:
+            numbers = batches.numbered(step) * split.rows + np.arange(split.rows)
+            rows = [
+                {"start": start, "text": self.corpus.tokenizer.decode(batches.tokens.read(start, split.length))}
+                for start in batches.starts(numbers).tolist()
+            ]
+            try:
+                path.parent.mkdir(exist_ok=True)
+                write_atomically(path, json.dumps({"step": step, **facts, "rows": rows}, indent=1) + "\n")
+            except OSError as error:
+                return f"; its rows could not be saved ({error.strerror})"
+        return f"; its rows are in {path}"
+
+    def told(self, step: int, failed: CheckpointError | None) -> None:
+        """Checkpoints can no longer be written, or can again; training goes on either way."""
+        if failed:
+            paused = "saving is paused until that is mended: training goes on, and each next save is tried"
+            self.report({"step": step, "event": "not saved", "message": f"{failed}; {paused}"})
+        else:
+            self.report({"step": step, "event": "saving again", "message": "the checkpoint is whole: saving goes on"})

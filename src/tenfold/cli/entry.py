@@ -8,12 +8,14 @@ from tenfold.cli.check import check
 from tenfold.cli.data import prepare
 from tenfold.cli.evaluate import evaluate
 from tenfold.cli.exchange import export, import_
+from tenfold.cli.film import film
 from tenfold.cli.inspect import data
 from tenfold.cli.measure import ladder, plan, tune
 from tenfold.cli.models import info, runs, sample
 from tenfold.cli.train import train
 from tenfold.cli.verify import verify
-from tenfold.errors import CheckpointError, ConfigError, TenfoldError, did_you_mean
+from tenfold.cli.watch import watch
+from tenfold.errors import CheckpointError, ConfigError, TenfoldError, did_you_mean, without_secrets
 from tenfold.run import PRESETS
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
@@ -24,6 +26,8 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "eval": evaluate,
     "import": import_,
     "export": export,
+    "film": film,
+    "watch": watch,
     "runs": runs,
     "check": check,
     "verify": verify,
@@ -93,7 +97,7 @@ def complain(message: str, shared: bool = False) -> None:
     """Print an error in one line: from every process of a group, or from the lead only if all have the same."""
     rank = os.environ.get("RANK", "0")
     if rank == "0" or not shared:
-        print(f"tenfold: {'' if rank == '0' else f'process {rank}: '}{message}", file=sys.stderr)
+        print(f"tenfold: {'' if rank == '0' else f'process {rank}: '}{without_secrets(message)}", file=sys.stderr)
 
 
 def finish(code: int) -> None:

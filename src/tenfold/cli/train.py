@@ -27,6 +27,14 @@ class TrainOptions:
     Hub; the model's shape is theirs. Empty for random ones."""
     tokenizer: Literal["bytes", "chars", "gpt2"] = "gpt2"
     """How a text file given as --data is prepared."""
+    on_nonfinite: Literal["stop", "skip", "rollback"] = "stop"
+    """What is done about a loss or gradient that is not finite: stop; leave that update out, which a fused optimizer
+    decides by itself and any other waits for at each step; or go back to the last checkpoint and leave the rows out."""
+    signs: Literal["act", "warn", "off"] = "act"
+    """Vital signs: those that mean a wrong training stop it, are only told, or are not looked at."""
+    log: tuple[str, ...] = ()
+    """Where each record goes too, beside metrics.jsonl: tensorboard, wandb, trackio, or several; without a name,
+    nowhere."""
     stop_at: int | None = None
     """End early at this step, without touching the schedule."""
     allow: tuple[str, ...] = ()
@@ -47,6 +55,9 @@ def train(arguments: Sequence[str]) -> int:
         data=base.data,
         name=name,
         init=base.init,
+        on_nonfinite=base.on_nonfinite,
+        signs=base.signs,
+        log=base.log,
         tokenizer=base.tokenizer,  # type: ignore[arg-type]
         model=base.model,
         recipe=base.recipe,
@@ -68,6 +79,9 @@ def train(arguments: Sequence[str]) -> int:
         data=options.data,
         tokenizer=options.tokenizer,
         init=options.init,
+        on_nonfinite=options.on_nonfinite,
+        signs=options.signs,
+        log=options.log,
     )
     done = api.train(run, stop_at=options.stop_at, allow=options.allow)
     if os.environ.get("RANK", "0") == "0":

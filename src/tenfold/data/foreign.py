@@ -165,7 +165,7 @@ def _llmc(path: Path, head: bytes, size: int) -> Ids:
 def _npy(path: Path, head: bytes, size: int) -> Ids:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except Exception as error:  # a damaged header, which is Python in text, raises almost anything
         raise DataError(
             f"{path} is a damaged or truncated .npy file ({' '.join(str(error).split())}); {AGAIN}"
         ) from None

@@ -33,7 +33,7 @@ from tenfold.data.idfile import MAGIC, SPLITS, Shard, blocks, highest
 from tenfold.data.idfile import STAMP as STAMP
 from tenfold.data.tokenizer import Tokenizer, from_spec
 from tenfold.errors import DataError
-from tenfold.files import sync
+from tenfold.files import from_json, open_itself, sync
 
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32s")
@@ -99,7 +99,7 @@ class ShardWriter:
             )
         while len(array):
             if self._file is None:
-                self._file = self._path(".partial").open("wb")
+                self._file = open_itself(self._path(".partial"), "wb")
                 self._file.write(bytes(HEADER.size))  # the header comes last: without it this is no shard
                 self._digest = hashlib.sha256()
             part = array[: self.shard_tokens - self.tokens % self.shard_tokens].astype(self.dtype)
@@ -132,7 +132,7 @@ class ShardWriter:
             self._path().replace(partial)
         if not partial.exists() or partial.stat().st_size < size:
             raise DataError(f"{partial} has lost ids that were written; delete {self.folder} and prepare again")
-        self._file = partial.open("r+b")
+        self._file = open_itself(partial, "r+b")
         self._file.truncate(size)
         self._file.write(bytes(HEADER.size))
         self._digest = hashlib.sha256()
@@ -295,7 +295,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        manifest = json.loads(path.read_bytes())
+        manifest = from_json(path.read_bytes())
     except ValueError:
         raise DataError(f"{path} is damaged (no JSON); prepare the data again into another folder") from None
     except OSError as error:
@@ -309,7 +309,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
         raise DataError(f"{path} has version {manifest.get('version')!r}; this tenfold reads {VERSION}: update it")
     try:
         entries = [entry for name in SPLITS for entry in manifest["splits"][name]["shards"]]
-        sound = isinstance(manifest["tokenizer"], dict) and all(
+        sound = all(isinstance(manifest.get(key, {}), dict) for key in ("tokenizer", "options", "source")) and all(
             isinstance(entry[key], kind)
             for entry in entries
             for key, kind in (("name", str), ("tokens", int), ("bytes", int), ("sha256", str))
@@ -324,7 +324,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 def _listed(folder: Path, tokenizer: Tokenizer, entry: dict[str, Any]) -> Shard:
     """Opens a shard that the manifest lists, if it is the one that was listed."""
     name = entry["name"]
-    if name in ("", ".", "..") or Path(name).name != name or "\\" in name:
+    if name in ("", ".", "..") or Path(name).name != name or {"\\", "\0"} & set(name):
         raise DataError(f"{folder / MANIFEST} names {name!r}, which is not a file in its folder; do not use it")
     shard = open_shard(folder / name)
     if shard.vocab != tokenizer.vocab:

@@ -106,7 +106,10 @@ def evaluate(
         with world.lead_first():  # which downloads what is missing
             loaded = sets.load(task.set, data)
         chosen = loaded.records if limit is None else some(loaded.records, limit, task.ask is windows)
-        read = [task.read(record) for record in chosen]
+        try:
+            read = [task.read(record) for record in chosen]
+        except (TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"{name}: a record of its set has another form ({error}); get the set again") from None
         try:
             asked = task.ask(read, tokenizer, model.config.context, stride)
         except DataError as error:

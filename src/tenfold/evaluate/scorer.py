@@ -162,7 +162,8 @@ def score_batch(model: GPT, batch: list[Group], parts: int) -> tuple[list[int], 
     With `parts`, the contexts are computed first, once each and as far as the shortest reaches, and then what follows
     them in so many forwards, short rows with short ones. With 0, all rows are computed whole in one forward.
     """
-    S = min(len(context) for context, _ in batch) if parts else 0
+    most = model.config.context - 1  # a position is left for what follows, also where nothing is asked there
+    S = min(most, *(len(context) for context, _ in batch)) if parts else 0
     rows = [
         Row(index, number, len(context) - S, context[S:] + asked)
         for index, (context, members) in enumerate(batch)

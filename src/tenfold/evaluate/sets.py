@@ -19,7 +19,7 @@ from typing import Any
 from tenfold.data.fetch import cache_folder
 from tenfold.data.web import Trouble, blocks, persistently, request
 from tenfold.errors import DataError
-from tenfold.files import write_atomically
+from tenfold.files import from_json, write_atomically
 
 Record = dict[str, Any]
 Keep = Callable[[Record], Record]
@@ -188,6 +188,8 @@ def load(name: str, data: Path | None = None) -> Loaded:
         records = parse(path.read_bytes(), str(path), row.keep)
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    if not records:
+        raise DataError(f"{path} is empty; get it again")
     verdict = compare(row, records)
     if data is None and row.sha256 and verdict:
         raise DataError(f"{path} is not the set {name}: {verdict}; delete it and run the same command again")
@@ -218,7 +220,7 @@ def parse(content: bytes, name: str, keep: Keep) -> list[Record]:
     records = []
     for number, record in enumerate(raw, 1):
         try:
-            records.append(keep(json.loads(record) if isinstance(record, str) else record))
+            records.append(keep(from_json(record) if isinstance(record, str) else record))
         except KeyError as error:
             raise DataError(f"{name}, record {number}, has no {error}; this task cannot read it") from None
         except (ValueError, TypeError, AttributeError) as error:

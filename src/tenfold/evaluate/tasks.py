@@ -37,6 +37,12 @@ class Question:
     pairs: tuple[tuple[str, str], ...]
     gold: int = 0
 
+    def __post_init__(self) -> None:
+        if type(self.gold) is not int or not 0 <= self.gold < len(self.pairs):
+            raise ValueError(f"{self.gold!r} is no answer: there are {len(self.pairs)}")
+        if not all(isinstance(text, str) for pair in self.pairs for text in pair):
+            raise TypeError("what should be text is none")
+
 
 Figures = dict[str, Figure]
 Ask = Callable[[Sequence[Any], Tokenizer, int, int], list[Pair]]

@@ -6,8 +6,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tenfold.errors import CheckpointError
+from tenfold.files import sha256_of
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import RepoSibling
 
 RELEASED = {  # GPT-2's four sizes
     "gpt2": "openai-community/gpt2",
@@ -41,21 +46,31 @@ def download(name: str) -> tuple[Path, str]:
 
     with told(name):
         try:
-            info = HfApi().model_info(name, timeout=TIMEOUT)
+            info = HfApi().model_info(name, timeout=TIMEOUT, files_metadata=True)
         except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
             cached = try_to_load_from_cache(name, "config.json")
             if isinstance(error, errors.HfHubHTTPError) or not isinstance(cached, str):
                 raise  # the Hub says no, or there is nothing to go on with
             return Path(cached).parent, Path(cached).parent.name
-        there = [sibling.rfilename for sibling in info.siblings or [] if "/" not in sibling.rfilename]
+        listed = {sibling.rfilename: sibling for sibling in info.siblings or []}
+        there = [file for file in listed if "/" not in file]
         found = [[file for file in there if fnmatchcase(file, pattern)] for pattern in WEIGHTS]
         if "config.json" not in there or not any(found):
             raise CheckpointError(f"{name} on the Hub has no config.json with {' or '.join(WEIGHTS)}; it is no model")
         folder = Path(hf_hub_download(name, "config.json")).parent  # of the newest commit, which the cache notes
         others = [file for file in there if any(fnmatchcase(file, pattern) for pattern in OTHERS)]
         for file in (*others, *next(filter(None, found))):
-            hf_hub_download(name, file, revision=folder.name)
+            check(Path(hf_hub_download(name, file, revision=folder.name)), listed[file])
         return folder, folder.name
+
+
+def check(path: Path, listed: "RepoSibling") -> None:
+    """CheckpointError, and it is removed, if a file is not the one that the Hub lists: by SHA-256 where that is known,
+    as it is for weights, and else by size."""
+    if (listed.lfs and listed.lfs.sha256 != sha256_of(path)) or listed.size not in (None, path.stat().st_size):
+        path.resolve().unlink()  # what the cache's link leads to
+        path.unlink(missing_ok=True)
+        raise CheckpointError(f"{path} is not the file that the Hub lists; it was removed: run the same command again")
 
 
 def push(folder: Path, name: str) -> str:

@@ -17,6 +17,7 @@ from tenfold.errors import CheckpointError, DataError
 from tenfold.exchange.pickled import load_pickle
 from tenfold.exchange.tokens import write_tokenizer
 from tenfold.exchange.weights import GPT2_PADDED, GPT2_VOCAB, HEAD, PREFIX, Source, beyond_gpt2, kind_of
+from tenfold.files import from_json
 from tenfold.model.config import ModelConfig
 from tenfold.model.gpt import GPT
 
@@ -81,7 +82,7 @@ def turned(name: str, tensor: Tensor) -> Tensor:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of such a folder."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = from_json(path.read_bytes())
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read ({error.strerror}); a folder needs config.json and {' or '.join(WEIGHTS)}"
@@ -148,18 +149,19 @@ def vocabulary(folder: Path, rows: int, said: str) -> tuple[dict[str, Any], tupl
 
 def token_ids(folder: Path) -> dict[str, int] | None:
     """The ids of the folder's tokenizer files, or None if it has none."""
-    if (folder / "vocab.json").is_file():
-        return read_json(folder / "vocab.json")
-    if not (folder / "tokenizer.json").is_file():
+    name = next((name for name in ("vocab.json", "tokenizer.json") if (folder / name).is_file()), None)
+    if name is None:
         return None
-    content = read_json(folder / "tokenizer.json")
+    content = read_json(folder / name)
     try:
-        added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
-        return {**content["model"]["vocab"], **added}
+        if name == "tokenizer.json":
+            added = {token["content"]: token["id"] for token in content.get("added_tokens", ())}
+            content = {**content["model"]["vocab"], **added}
+        if not all(type(number) is int for number in content.values()):
+            raise TypeError
     except (KeyError, TypeError):
-        raise CheckpointError(
-            f"{folder}/tokenizer.json is of another form than GPT-2's; it cannot be taken in"
-        ) from None
+        raise CheckpointError(f"{folder / name} is of another form than GPT-2's; it cannot be taken in") from None
+    return content
 
 
 def write_folder(folder: Path, model: GPT, tokenizer: Tokenizer, card: str) -> None:

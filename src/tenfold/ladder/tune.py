@@ -10,7 +10,7 @@ from typing import Any
 
 from tenfold.data.fetch import cache_folder
 from tenfold.errors import CheckpointError, HardwareError
-from tenfold.files import write_atomically
+from tenfold.files import from_json, write_atomically
 from tenfold.hardware import Hardware
 from tenfold.ladder.climb import Climber, Terms, Told, as_json, check_fits, measurable
 from tenfold.ladder.measure import Row
@@ -105,13 +105,13 @@ def recall(model: ModelConfig, length: int, hardware: Hardware, speed: Speed) ->
     """What was found before and counts where `speed` is asked for, and a line if something lies there that does not."""
     path = path_of(model, length, hardware)
     try:
-        content = json.loads(path.read_text())
+        content = from_json(path.read_bytes())
         tuned, asked = content.pop("tuned"), dict(content.pop("given"))
         best = typed(Speed, tuned["speed"], str(path), "speed.")
         found = Tuned(best, float(tuned["tokens_per_second"]), float(tuned["before"]), str(tuned["date"]))
     except FileNotFoundError:
         return None, ""
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, CheckpointError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, CheckpointError) as error:
         return None, f"{path} is ignored: it cannot be read ({type(error).__name__}); `tenfold tune` makes it anew"
     if content != (now := key(model, length, hardware)):
         was = content.get("machine", {}) if isinstance(content.get("machine"), dict) else {}

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from tenfold.errors import ConfigError
 
+MOST_LAYERS, MOST_PARAMETERS = 1_000, 10**12  # beyond any GPT; a file that says more is damaged
+
 
 @dataclass(frozen=True)
 class ModelConfig:
@@ -39,6 +41,12 @@ class ModelConfig:
             raise ConfigError(
                 f"model.padded_vocab {self.padded_vocab} is smaller than model.vocab {self.vocab}; "
                 f"give at least {self.vocab}, or 0 for no padding"
+            )
+        if self.layers > MOST_LAYERS or self.parameters + self.embedding_rows * self.width > MOST_PARAMETERS:
+            raise ConfigError(
+                f"a model of {self.layers:,} layers, width {self.width:,}, context {self.context:,} and "
+                f"{self.embedding_rows:,} token ids cannot be built; give at most {MOST_LAYERS:,} layers and "
+                f"{MOST_PARAMETERS:,} parameters"
             )
 
     @property

@@ -24,7 +24,7 @@ import numpy as np
 from tenfold.data.idfile import SPLITS, Ids
 from tenfold.data.shards import MANIFEST, ShardWriter, dtype_for, read_manifest
 from tenfold.errors import ConfigError, DataError, did_you_mean
-from tenfold.files import held, write_atomically
+from tenfold.files import from_json, held, open_itself, write_atomically
 from tenfold.prepare.encode import Document
 from tenfold.prepare.options import Options
 from tenfold.prepare.plan import CUT, SHARE, Job, Pace, Report, announced, expected, plan, sample, too_small, wrong
@@ -32,6 +32,7 @@ from tenfold.prepare.sources import Row, Source, brings_closer, find_source
 from tenfold.prepare.workers import ENGINES, cores
 
 JOURNAL = "progress.json"
+DIGEST_OF_IT = "sha256_of_the_rest"
 SEEN = "digests.partial"  # of the documents so far, to find the same ones again
 STATE = ".source.json"  # what the files of the source were, so that a complete corpus is known without reading it
 OURS = {JOURNAL, JOURNAL + ".partial", SEEN, STATE, STATE + ".partial"}
@@ -218,7 +219,7 @@ def _finished(out: Path, job: Job, overwrite: bool) -> dict[str, Any] | None:
 def _loaded(path: Path) -> dict[str, Any]:
     """What a file of ours says; nothing if it is missing or damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError):
-        value = json.loads(path.read_bytes())
+        value = from_json(path.read_bytes())
         return value if isinstance(value, dict) else {}
     return {}
 
@@ -250,12 +251,14 @@ def _progress(out: Path, job: Job, report: Report) -> dict[str, Any]:
     progress, told = _beginning(), ""
     if (out / JOURNAL).exists():
         journal = _loaded(out / JOURNAL)
-        if all(journal.get(key) == known for key, known in (("head", job.head), ("state", job.state))):
+        if any(journal.get(key) != known for key, known in (("head", job.head), ("state", job.state))):
+            told = f"{out} holds the beginning of a run with another source or other options; starting over"
+        elif _signed({key: value for key, value in journal.items() if key != DIGEST_OF_IT}) != journal:
+            told = f"{out / JOURNAL} is damaged; starting over"
+        else:
             progress = {key: journal[key] for key in progress}
             done = sum(progress["tokens"].values())
             told = f"going on after {done:,} tokens of an earlier run" if done else ""
-        else:
-            told = f"{out} holds the beginning of a run with another source or other options; starting over"
     if told:
         report(told)
     _record(out, job, progress)  # before the first shard: by this file the folder is known as ours
@@ -263,7 +266,12 @@ def _progress(out: Path, job: Job, report: Report) -> dict[str, Any]:
 
 
 def _record(out: Path, job: Job, progress: dict[str, Any]) -> None:
-    write_atomically(out / JOURNAL, _json({"head": job.head, "state": job.state, **progress}))
+    write_atomically(out / JOURNAL, _json(_signed({"head": job.head, "state": job.state, **progress})))
+
+
+def _signed(journal: dict[str, Any]) -> dict[str, Any]:
+    """A journal with its own SHA-256: by one that is damaged the shards would go on wrongly, and nothing would show."""
+    return {**journal, DIGEST_OF_IT: hashlib.sha256(json.dumps(journal, sort_keys=True).encode()).hexdigest()}
 
 
 class _Writing(contextlib.ExitStack):
@@ -286,7 +294,7 @@ class _Writing(contextlib.ExitStack):
             split: self.enter_context(ShardWriter(self.out, split, vocab, size, tokens[split])) for split in SPLITS
         }
         if self.job.options.dedup:
-            self.digests = self.enter_context((self.out / SEEN).open("a+b"))
+            self.digests = self.enter_context(open_itself(self.out / SEEN, "a+b"))
             known = DIGEST * sum(self.progress["documents"].values())
             if os.fstat(self.digests.fileno()).st_size < known:
                 raise DataError(f"{self.out / SEEN} has lost what was written; delete {self.out} and prepare again")

@@ -142,7 +142,7 @@ def find_source(path: Path, suffixes: tuple[str, ...] = (), exclude: tuple[str, 
     Raises:
         DataError: it does not exist, there is nothing in it, or it is half a download.
     """
-    name = path.resolve().name
+    name = Path(os.path.realpath(path)).name  # also of a link that leads to itself, which is told below
     if path.is_file():
         if path.suffix in HALF:
             raise DataError(f"{path} is a download that was not finished; finish it, or remove it and fetch it again")

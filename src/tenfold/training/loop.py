@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from tenfold.run import Cadence
+from tenfold.recipe import Recipe
+from tenfold.run import Cadence, film_steps
 from tenfold.training.signs import Signs
 from tenfold.training.trainer import Step, Trainer
 from tenfold.training.vitals import Finite, Patience, Vitals
@@ -45,7 +46,7 @@ def loop(
         at = trainer.position
         asked = trainer.world.most(signal())  # every process ends at the same position
         ending = DONE if at >= trainer.recipe.steps else asked or (STOPPED if at >= last else early)
-        due = [name for name in table if is_due(cadence, name, at, ending)]
+        due = [name for name in table if is_due(cadence, trainer.recipe, name, at, ending)]
         if due or ending:
             meter.settle()
         for name in due:
@@ -65,8 +66,9 @@ def loop(
             vitals.compare_weights(1)
 
 
-def is_due(cadence: Cadence, name: str, at: int, ending: int) -> bool:
-    """Whether something is done at a position: at multiples of its cadence, at the end, and saving at any ending."""
+def is_due(cadence: Cadence, recipe: Recipe, name: str, at: int, ending: int) -> bool:
+    """Whether something is done at a position: at multiples of its cadence, at the end, and saving at any ending. A
+    film's cadence is how many snapshots there are, over the whole recipe."""
     every = getattr(cadence, name)
     if name == "save":
         return bool(ending) or (every > 0 and at > 0 and at % every == 0)
@@ -74,7 +76,8 @@ def is_due(cadence: Cadence, name: str, at: int, ending: int) -> bool:
         return False  # a signal: save and go
     if name == "score" and at == 0:
         return False  # an untrained model is known to guess
-    return at % every == 0 or ending == DONE
+    regular = at in film_steps(recipe, every) if name == "film" else at % every == 0
+    return regular or ending == DONE
 
 
 class Meter:
