@@ -40,7 +40,6 @@ OPTIONS = (
     "--recipe.length 64 --recipe.warmup 10 --speed.precision fp32 --speed.device cpu --cadence.log 1 --cadence.eval 50 "
     f"--cadence.eval-rows 8 --cadence.sample 0 --cadence.score 0 --cadence.save {SAVE} --cadence.keep 2"
 ).split()
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}  # the second as docs/scale.md has it
 WAYS = {"life": 2, "partial": 2, "removed": 1}  # how a moment is chosen, with weights
 TRAINS = 2.0  # seconds of training that count as the life of a process
 WRITES = 0.01  # seconds within which a checkpoint of this model is not yet written
@@ -89,7 +88,7 @@ class Training:
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **ENVIRONMENT, "XDG_CACHE_HOME": str(self.folder / "cache")},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(self.folder / "cache")},
             )
 
     def workers(self) -> list[int]:

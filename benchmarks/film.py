@@ -98,7 +98,7 @@ def gpt2() -> tuple[int, int]:
     whole = run.recipe.steps * run.recipe.targets * tokens
     print(
         f"gpt2-124m, {one.speed.precision}: a snapshot takes {seconds:.2f} s, as much as training on "
-        f"{seconds / tokens:.0f} tokens; {count} of them are {count * seconds / whole:.6%} of the run"
+        f"{seconds / tokens:.0f} tokens; {count} of them are {count * seconds / whole:.5%} of the run"
     )
     lines = (folder / "film/scores.jsonl").read_text().splitlines()
     return (folder / "film/step-000000.bin").stat().st_size, len(lines[0]) + 1

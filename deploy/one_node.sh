@@ -8,5 +8,4 @@
 # it was.
 set -euo pipefail
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=180 # seconds until torchrun kills what it told to end; by default 30
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # else, with torch 2.13, those that begin again may look for the dead ones
 exec torchrun --standalone --nproc-per-node "${PROCESSES:-gpu}" --max-restarts 3 -m tenfold train "$@"

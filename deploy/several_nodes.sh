@@ -8,7 +8,6 @@
 # for each GPU if left out. Not run on a cluster; two of them were on one machine, on CPUs.
 set -euo pipefail
 export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=180 # seconds until torchrun kills what it told to end; by default 30
-export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 # else, with torch 2.13, those that begin again may look for the dead ones
 exec torchrun --nnodes "${NODES:?how many machines, such as 4 or 1:4}" --nproc-per-node "${PROCESSES:-gpu}" \
   --rdzv-backend c10d --rdzv-endpoint "${HOST:?the machine where all meet}:${PORT:-29500}" --rdzv-id tenfold \
   --max-restarts 3 -m tenfold train "$@"

@@ -75,6 +75,13 @@ def run(here: Path) -> None:
     assert done.code == 0, done.said
 
 
+def filmed(here: Path) -> None:
+    """Such a run with a film of its checkpoint."""
+    run(here)
+    done = command(here, ["film", "demo"])
+    assert done.code == 0, done.said
+
+
 def foreign(here: Path) -> None:
     """The same ids in the formats of three programs."""
     ids = np.array([15496, 11, 314, 1101, 257, 3303, 2746, 11, 50256] * 9, "<u2")
@@ -211,6 +218,7 @@ KINDS = {
     "run, checked": Kind(
         run, ("runs/demo/run.json", "runs/demo/metrics.jsonl"), ("check", "demo", "--curve", "fineweb-edu-124m")
     ),
+    "film": Kind(filmed, ("runs/demo/film/film.json",), ("film", "demo")),
     "corpus": Kind(corpus, ("data/manifest.json", "data/*.bin", "data/.*.json"), ("data", "show", "data")),
     "corpus, trained on": Kind(corpus, ("data/manifest.json", "data/*.bin"), (*TRAIN, "--stop-at", "1")),
     "tokens of others": Kind(foreign, ("*/*.bin", "*/*.npy", "*/meta.pkl", "*/meta.pkl"), ("data", "show", "{folder}")),

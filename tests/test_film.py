@@ -269,16 +269,16 @@ def test_it_is_due_at_its_steps_and_at_the_end(at: int, ending: int, every: int,
 
 
 def test_a_snapshot_byte_for_byte() -> None:
-    """A frozen format: two texts, of 2 tokens (3 numbers, so half a byte is left) and of 1."""
-    maps = [np.array([[[[1, 0], [0.25, 0.75]]]], np.float32), np.ones((1, 1, 1, 1), np.float32)]
-    losses = [np.array([np.nan, 1.5], np.float32), np.array([np.nan], np.float32)]
+    """A frozen format: two texts of 2 tokens, whose maps have 3 numbers, so that half a byte is left."""
+    maps = [np.array([[[[1, 0], [p, 1 - p]]]], np.float32) for p in (0.25, 0)]
+    losses = [np.array([np.nan, loss], np.float32) for loss in (1.5, 2)]
     content = filmfile.pack(maps, losses)
     nan = "0000c07f"
-    assert zlib.decompress(content).hex() == "8f0d" + "0f" + nan + "0000c03f" + nan
-    told = filmfile.described(1, 1, [("a", [1, 2], ["x", "y"]), ("b", [1], ["x"])])
+    assert zlib.decompress(content).hex() == "8f0d" + "0f0f" + nan + "0000c03f" + nan + "00000040"
+    told = filmfile.described(1, 1, [("a", [1, 2], ["x", "y"]), ("b", [1, 1], ["x", "x"])])
     back, losses_back = filmfile.unpack(content, told)
     np.testing.assert_allclose(back[0], [[[[1, 0], [(8 / 15) ** 2, (13 / 15) ** 2]]]], rtol=1e-6)
-    np.testing.assert_array_equal(losses_back[0], losses[0])
+    np.testing.assert_array_equal(losses_back, losses)
 
 
 def test_what_is_read_is_near_what_was_written() -> None:
@@ -334,6 +334,8 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path, spoil: Callable[[bytes], 
         ({"layers": 10**9}, "is damaged"),
         ({"heads": "2"}, "is damaged"),
         ({"texts": 3}, "is damaged"),
+        ({"texts": []}, "is damaged"),
+        ({"texts": [{"name": "a", "ids": [1] * n, "tokens": ["x"] * n} for n in (1, 2)]}, "is damaged"),
         ({"texts": [{"name": "a", "ids": [1, 2], "tokens": ["x"]}]}, "is damaged"),
         ({"texts": [{"name": "a", "ids": [-1], "tokens": ["x"]}]}, "is damaged"),
         ({"texts": [{"name": "a", "ids": [1], "tokens": [1]}]}, "is damaged"),
@@ -542,6 +544,19 @@ def test_a_damaged_checkpoint_is_left_out_and_told(run: Run, capsys: pytest.Capt
     assert call(["film", "tiny"]) == 0
     assert "the film goes on without it" in " ".join(capsys.readouterr().err.split())
     assert filmfile.steps(done.path) == [20]
+
+
+def test_without_the_runs_data_a_passage_is_filmed_and_that_is_told(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = train(replace(run, cadence=replace(run.cadence, film=0)))
+    saved = rundir.read_run(done.path)
+    rundir.write_run(done.path, {**saved, "data": "moved"})
+    assert call(["film", "tiny"]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "not filmed on the run's validation split: moved is no prepared data" in said
+    assert "filmed on a passage of its own; --text gives another" in said
+    assert "".join(filmfile.read_film(done.path)["texts"][0]["tokens"]) == film.PASSAGE[:32]
 
 
 def test_a_finished_model_becomes_a_run_with_a_film(

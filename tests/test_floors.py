@@ -12,7 +12,7 @@ FLOORS = [
     {"training", "run"},
     {"evaluate", "generate", "prepare", "ladder", "exchange", "track", "film"},
     {"verify"},
-    {"cli", "api", "work", "datasets", "sinks", "console", "listing", "__main__", "__init__"},
+    {"cli", "api", "work", "datasets", "sinks", "console", "listing", "watch", "__main__", "__init__"},
 ]
 BESIDE = {  # room -> rooms on its own floor that it may import
     "hardware": {"errors", "reference"},
@@ -27,11 +27,13 @@ BESIDE = {  # room -> rooms on its own floor that it may import
     "evaluate": {"generate"},  # the harness wants text too
     "__main__": {"cli"},
     "__init__": {"api", "run"},
-    "cli": {"api", "console", "listing"},
+    "cli": {"api", "console", "listing", "watch"},
     "api": {"console", "datasets", "sinks", "work"},
     "datasets": {"console"},
     "work": {"console"},
+    "watch": {"api"},  # the playground's process alone
 }
+WATCH_MAY = {"errors", "files", "rundir", "reference", "filmfile", "run", "track", "watch"}  # torch is in none of them
 GROUND_MAY = {"torch"}
 TORCH_FREE = {
     "errors",
@@ -59,6 +61,8 @@ TORCH_FREE = {
     "track.match",
     "track.causes",
     "track.verdict",
+    "watch.app",
+    "watch.player",
     "cli.entry",
 }
 
@@ -132,3 +136,12 @@ def test_there_is_one_step() -> None:
     text = {m: p.read_text() for m, p in modules().items() if m != "ladder.lessons"}  # whose code is only shown
     assert [m for m, t in text.items() if "optimizer.step()" in t] == ["training.trainer"]
     assert sorted(m for m, t in text.items() if ".backward()" in t) == ["training.fit", "training.trainer"]
+
+
+def test_the_page_reads_files_only() -> None:
+    """What it serves with imports nothing that trains; only the playground's process has a model."""
+    for module, path in modules().items():
+        if room_of(module) == "watch":
+            may = WATCH_MAY | ({"api"} if module == "watch.player" else set())
+            others = {name.split(".")[1] for name in imports(path) if name.startswith("tenfold.")}
+            assert others <= may, f"{module} imports {others - may}"

@@ -211,7 +211,7 @@ def test_a_training_goes_on_after_a_process_was_stopped(corpus: Corpus, tmp_path
         launcher = subprocess.Popen(
             [*torchrun(2), "--max-restarts", "1", *command, "other"],
             cwd=tmp_path,
-            env={**environment(), "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+            env=environment(),
             stdout=log,
             stderr=subprocess.STDOUT,
             text=True,

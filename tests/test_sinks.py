@@ -327,9 +327,7 @@ def test_one_that_fails_is_told_once_and_dropped(fails: str, folder: Path, monke
     ]
     failed = [line for line in said if "failed" in line]
     assert failed == (
-        [f"--log kept failed (no luck with {fails}) and gets nothing more; training goes on, metrics.jsonl has it all"]
-        if fails
-        else []
+        [f"--log kept failed (no luck with {fails}); training goes on, and metrics.jsonl has it all"] if fails else []
     )
 
 
@@ -367,7 +365,9 @@ def test_a_full_disk_ends_the_sink_not_the_training(
     assert done.stderr.count("--log tensorboard failed") == 1
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
-    assert rundir.read_metrics(tmp_path / "runs/one")[-1]["event"] == "done"
+    assert [record["step"] for record in rundir.read_metrics(tmp_path / "runs/one") if "loss" in record] == [
+        *range(100)
+    ]
 
 
 @pytest.mark.slow
@@ -393,6 +393,19 @@ def test_what_the_user_says_of_wandb_counts(
 ) -> None:
     before = len(trap[1])
     ways = {**trap[0], "WANDB_API_KEY": KEY, "WANDB_MODE": mode, "WANDB_PROJECT": "mine"}
-    train(corpus, tmp_path, ways, "--stop-at", 2, "--log", "wandb")
+    said = train(corpus, tmp_path, ways, "--stop-at", 2, "--log", "wandb")
+    assert ("--log wandb: written to" if mode == "offline" else "--log wandb: off, as WANDB_MODE says") in said
     assert len(trap[1]) == before
-    assert len(list(tmp_path.glob("runs/one/wandb/offline-run-*"))) == (mode == "offline")
+    files = list(tmp_path.glob("runs/one/wandb/offline-run-*/*.wandb"))
+    projects = [record.run.project for file in files for record in offline_records(file) if record.run.project]
+    assert projects == ["mine"] * (mode == "offline")
+
+
+@pytest.mark.slow
+def test_whoever_says_online_and_is_not_logged_in_is_not_asked(
+    corpus: Corpus, tmp_path: Path, trap: tuple[dict[str, str], list[str]]
+) -> None:
+    before = len(trap[1])
+    said = train(corpus, tmp_path, {**trap[0], "WANDB_MODE": "online"}, "--stop-at", 2, "--log", "wandb")
+    assert "--log wandb: not logged in, written to" in said
+    assert len(trap[1]) == before

@@ -114,11 +114,12 @@ def test_columns_are_what_the_run_folder_says_however_it_grew(tmp_path: Path, se
 
 def test_a_file_that_becomes_another_is_read_anew(tmp_path: Path) -> None:
     path = made(tmp_path, "a", [{"step": 0, "event": "start", "time": 1.5}, *training(30)])
+    alike = lines([{"step": 0, "event": "start", "time": 2.5}, *training(60)]).replace('"loss": 3', '"loss": 7')
     columns = store.Columns(path / "metrics.jsonl")
     columns.follow()
     for change in (
+        lambda file: file.write_text(alike),  # longer, its lines end where the others did
         lambda file: file.write_text(lines(training(5))),  # shorter
-        lambda file: file.write_text(lines([{"step": 0, "event": "start", "time": 2.5}, *training(60)])),  # longer
         lambda file: file.unlink(),
     ):
         change(path / "metrics.jsonl")

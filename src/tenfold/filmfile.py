@@ -1,6 +1,6 @@
 """A film on the disk: what was seen of every attention head through training, in film/ of a run folder. No torch here.
 
-    film.json        format, layers L, heads H, and the texts, each with its name, ids and tokens as text
+    film.json        format, layers L, heads H, and the texts, all of T tokens: name, ids, and tokens as text
     step-000123.bin  a snapshot after 123 updates, compressed by zlib (RFC 1950): for each text the maps of all heads,
                      and then for each text the losses of its T tokens in nats, float32, the first of them NaN
     scores.jsonl     a line a snapshot: its step and the scores of every head, lists of L lists of H numbers
@@ -27,7 +27,7 @@ from tenfold.rundir import FORMAT, append_line, read_json
 FOLDER, FILM, SCORES = "film", "film.json", "scores.jsonl"
 NAME = re.compile(r"step-(\d{6,})\.bin")
 LEVELS = 15  # the largest number of 4 bits
-LARGEST = 1 << 30  # bytes of a snapshot, before it is compressed; a film.json that says more is damaged
+LARGEST = 1 << 28  # numbers in the maps of a snapshot; a film.json that says more is damaged
 
 Floats = npt.NDArray[np.float32]
 
@@ -118,18 +118,19 @@ def read(path: Path, film: dict[str, Any]) -> tuple[list[Floats], list[Floats]]:
 
 
 def read_film(run: Path) -> dict[str, Any]:
-    """What film.json of a run folder says; CheckpointError if there is none, or it is damaged."""
+    """What film.json of a run folder says, checked; CheckpointError if there is none, or it is damaged."""
     path = run / FOLDER / FILM
     film = read_json(path, "film")
     try:
-        counts = [film["layers"], film["heads"], *(len(text["ids"]) for text in film["texts"])]
+        (length,) = {len(text["ids"]) for text in film["texts"]}
+        counts = film["layers"], film["heads"], length
         sound = all(type(count) is int and count > 0 for count in counts)
-        sound = sound and film["layers"] * film["heads"] * sum(n * n for n in counts[2:]) < LARGEST
+        sound = sound and length > 1 and film["layers"] * film["heads"] * len(film["texts"]) * length**2 < LARGEST
         for text in film["texts"]:
             sound = sound and isinstance(text["name"], str) and len(text["tokens"]) == len(text["ids"])
-            sound = sound and all(type(one) is int and one >= 0 for one in text["ids"])
+            sound = sound and all(type(one) is int and 0 <= one < 1 << 32 for one in text["ids"])
             sound = sound and all(isinstance(one, str) for one in text["tokens"])
-    except (KeyError, TypeError):
+    except (KeyError, TypeError, ValueError):  # ValueError: no text, or texts of several lengths
         sound = False
     if not sound:
         raise CheckpointError(f"film {path} is damaged (its shape or its texts); move {path.parent} away")

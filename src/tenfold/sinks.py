@@ -9,7 +9,7 @@ import json
 import os
 import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from tenfold import rundir
 from tenfold.errors import ConfigError, did_you_mean, without_secrets
-from tenfold.files import from_json
+from tenfold.files import from_json, open_itself
 
 Record = dict[str, Any]
 
@@ -62,36 +62,42 @@ class Sink(Protocol):
 
 
 class TensorBoard:
-    """Event files in the run folder. What is taken back disappears from its pages."""
+    """An event file in the run folder, another each time the run goes on. What is taken back disappears from its pages.
+    It is written here, not by the library's SummaryWriter, whose thread prints a trace when the disk is full."""
 
     package = "tensorboard"
 
     def __init__(self, opening: Opening) -> None:
-        self.folder = opening.folder / "tensorboard"
-        self.begin(opening.step)
-        self.writer.add_text("run", verbatim(json.dumps(opening.content, indent=2)), opening.step)
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import summary
+
+        self.event, self.began, self.summary = Event, SessionLog(status=SessionLog.START), summary
+        path = opening.folder / "tensorboard" / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}"
+        path.parent.mkdir(exist_ok=True)
+        self.file = RecordWriter(open_itself(path, "xb"))
+        self.add(0, file_version="brain.Event:2")
+        self.back(opening.step)
+        self.add(opening.step, summary=summary.text("run", verbatim(json.dumps(opening.content, indent=2))))
         self.told = f"`tensorboard --logdir {opening.folder.parent}` shows it"
 
-    def begin(self, step: int) -> None:
-        """A new event file, before which nothing of this step or later ones counts."""
-        from torch.utils.tensorboard import SummaryWriter
-
-        self.writer = SummaryWriter(self.folder, purge_step=step, flush_secs=10**9)
+    def add(self, step: int, **what: Any) -> None:
+        """One event of a step."""
+        self.file.write(self.event(wall_time=time.time(), step=step, **what).SerializeToString())
 
     def write(self, step: int, figures: dict[str, float], event: str, samples: Sequence[str]) -> None:
         for name, value in figures.items():
-            self.writer.add_scalar(name, value, step)
+            self.add(step, summary=self.summary.scalar(name, value))
         for name, texts in (("event", [event] if event else []), ("samples", samples)):
             if texts:
-                self.writer.add_text(name, verbatim(SEPARATOR.join(texts)), step)
-        self.writer.flush()  # here, not by the library's own thread, which prints a trace when the disk is full
+                self.add(step, summary=self.summary.text(name, verbatim(SEPARATOR.join(texts))))
+        self.file.flush()
 
     def back(self, step: int) -> None:
-        self.writer.close()
-        self.begin(step)
+        self.add(step, session_log=self.began)  # readers forget what they have of this step and later ones
 
     def close(self, failed: bool) -> None:
-        self.writer.close()
+        self.file.close()
 
 
 class WandB:
@@ -114,11 +120,11 @@ class WandB:
             finish_timeout=END,
             finish_timeout_raises=True,
         )
-        wandb.setup(settings)
+        wanted = wandb.setup(settings).settings  # with what the user's environment and files say
 
         def begin(mode: str) -> Any:
             return wandb.init(
-                project=os.environ.get("WANDB_PROJECT", PROJECT),
+                project=wanted.project or PROJECT,
                 id=opening.key,
                 name=opening.folder.name,
                 dir=opening.folder,
@@ -128,19 +134,19 @@ class WandB:
                 settings=settings,
             )
 
-        why = ""
+        mode, why = wanted.mode, ""
         try:
-            mode = os.environ.get("WANDB_MODE", "")
-            if not mode:
-                mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
-                why = "not logged in, " if mode == "offline" else ""
+            if mode == "online" and not wandb.login(prompt=False, verify=False):
+                mode, why = "offline", "not logged in, "
             self.run = begin(mode)
         except wandb.Error as error:
-            why = f"{error}; "
+            why = f"{in_a_line(error)}; "
+            wandb.teardown()  # what is left of that try keeps the run's key
             self.run = begin("offline")
         self.run.define_metric("*", step_metric="step")
         files = f"{why}written to {opening.folder}/wandb; `wandb sync {opening.folder}/wandb/offline-run-*` sends it"
-        self.told = files if self.run.offline else f"it is at {self.run.url}"
+        there = f"it is at {self.run.url}" if self.run.url else "off, as WANDB_MODE says"
+        self.told = files if self.run.offline else there
 
     def write(self, step: int, figures: dict[str, float], event: str, samples: Sequence[str]) -> None:
         record: dict[str, Any] = {"step": step, **figures}
@@ -231,14 +237,13 @@ class Sinks(AbstractContextManager):
                 sink.close(failed=kind is not None)
 
     @contextlib.contextmanager
-    def dropped(self, name: str) -> Any:
+    def dropped(self, name: str) -> Iterator[None]:
         """Whatever a library raises ends its sink, not the training."""
         try:
             yield
         except Exception as error:
             self.opened.pop(name, None)
-            said = " ".join(str(error).split()) or type(error).__name__
-            self.say(f"--log {name} failed ({said}) and gets nothing more; training goes on, metrics.jsonl has it all")
+            self.say(f"--log {name} failed ({in_a_line(error)}); training goes on, and metrics.jsonl has it all")
 
     def samples(self, record: Record) -> list[str]:
         """The texts that a record names."""
@@ -259,6 +264,11 @@ def key(folder: Path) -> str:
     with (folder / "metrics.jsonl").open(encoding="utf-8") as file:
         begun = from_json(file.readline())["time"]
     return f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime(begun))}"
+
+
+def in_a_line(error: Exception) -> str:
+    """What an error of a library says."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def verbatim(text: str) -> str:

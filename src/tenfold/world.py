@@ -3,7 +3,9 @@ there is one; ask for the lead only where the console, the metrics file and the 
 
 import hashlib
 import os
+import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -90,10 +92,9 @@ def join(kind: str) -> World:
             for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
                 os.environ.setdefault(name, loopback)
         backend = {"cuda": "cpu:gloo,cuda:nccl", "xpu": "cpu:gloo,xpu:xccl"}.get(kind.split(":")[0], "gloo")
-        if launched():
-            dist.init_process_group(backend, timeout=TIMEOUT)
-        else:
-            dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+        rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")) if launched() else (0, 1)
+        store = meeting(rank, size) if launched() else dist.HashStore()
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     device = torch.device(kind)
     if device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
         raise ConfigError(
@@ -104,6 +105,36 @@ def join(kind: str) -> World:
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return World(dist.get_rank(), dist.get_world_size(), device)
+
+
+def meeting(rank: int, size: int) -> dist.Store | None:
+    """A store that no earlier attempt of these processes wrote to, where torchrun's own outlives them, else None.
+
+    By default torchrun of torch 2.13 gives all attempts one store, without telling them apart: those that begin again
+    find the addresses of the dead ones and cannot connect. The first process therefore opens a store and says in
+    torchrun's where it is; the address that an earlier one left there leads to nobody.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True" or size == 1:
+        return None
+    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    launcher = dist.TCPStore(address, port, is_master=False, timeout=TIMEOUT)
+    if rank == 0:
+        store = dist.TCPStore("localhost", 0, is_master=True, timeout=TIMEOUT, wait_for_workers=False)
+        with socket.create_connection((address, port)) as way:
+            mine = way.getsockname()[0]  # by which the others, who reach the launcher, reach this machine
+        launcher.set("tenfold", f"{mine} {store.port}")
+        return store
+    deadline = time.monotonic() + TIMEOUT.total_seconds()
+    while True:
+        host, _, port_there = launcher.get("tenfold").decode().partition(" ")
+        try:
+            with socket.create_connection((host, int(port_there)), timeout=2):
+                pass
+            return dist.TCPStore(host, int(port_there), is_master=False, timeout=TIMEOUT)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.2)
 
 
 def leave() -> None:

@@ -44,6 +44,6 @@ def film(arguments: Sequence[str]) -> int:
         with rundir.locked(folder):
             count = make(folder, options.text, options.device, shown.say)
     where = "" if folder.parent == rundir.RUNS else f" {folder.parent}"
-    print(f"{folder.name}: a film of {count:,} snapshots is in {folder / 'film'}")
+    print(f"{folder.name}: a film of {count:,} snapshot{'s' if count > 1 else ''} is in {folder / 'film'}")
     print(f"watch it:  {command()} watch{where}")
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
+import anyio.to_thread
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -28,6 +29,7 @@ PAGE = Path(__file__).parent / "page"
 LADDER = "ladder.html"  # in a ladder's folder
 FEWEST, MOST = 10, 20_000  # points that a series may be asked for
 LARGEST = 1 << 20  # bytes of a request
+THREADS = 4  # that read files; more would not be faster, and each keeps memory
 SEPARATOR = "\n---\n"  # between the texts of a sample
 SECURITY = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
@@ -70,6 +72,7 @@ def application(root: Path, hosts: set[str] | None, token: str, cookie: str, end
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        anyio.to_thread.current_default_thread_limiter().total_tokens = THREADS
         yield
         await playground.close()
 

@@ -141,7 +141,7 @@ class Runs:
     """The runs below a folder. `path` of a name that is none of theirs is None, whatever is in the name."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.lock = root, threading.Lock()
+        self.root, self.lock, self.parsing = root, threading.Lock(), threading.Lock()
         self.watched: dict[str, Watched] = {}
         self.opened: list[Watched] = []
 
@@ -178,7 +178,8 @@ class Runs:
             closed, self.opened = self.opened[:-OPEN], self.opened[-OPEN:]
         for one in closed:
             one.columns = None
-        return run.series(points)
+        with self.parsing:  # threads would not make it faster, only larger
+            return run.series(points)
 
     def stamps(self) -> tuple[Any, ...]:
         """What changes whenever the list does."""

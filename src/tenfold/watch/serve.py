@@ -27,6 +27,8 @@ def serve(folder: Path, listener: socket.socket, host: str, browse: bool) -> int
             log_level="warning",
             access_log=False,
             server_header=False,
+            http="h11",
+            loop="asyncio",
             ws="none",
             timeout_graceful_shutdown=GRACE,
         )

@@ -17,7 +17,7 @@ from tenfold.rundir import BACK
 
 Record = dict[str, Any]
 
-BLOCK = 1 << 20  # bytes that are read and parsed at a time
+BLOCK = 1 << 18  # bytes that are read and parsed at a time
 HEAD = 256  # bytes of the first line, by which a file is known again: it has the time of the start
 LARGEST = 2**53  # of steps; a file that says more is damaged
 DECODER = json.JSONDecoder(parse_constant=lambda name: None)  # NaN and Infinity, which other programs write

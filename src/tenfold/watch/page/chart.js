@@ -8,7 +8,10 @@ const LEFT = 58, RIGHT = 14, TOP = 10, BOTTOM = 24; // pixels around the plot
 const EARLY = 0.1; // share of the axis whose high values a close view leaves out
 const STEPS = [1, 2, 5, 10]; // that ticks may be apart, times a power of ten
 const DIGITS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 5], [1, 3], [1]]; // where a logarithmic axis may have ticks
-const TIMES = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000, 864000];
+const LOG_TIMES = [1, 10, 60, 600, 3600, 36000, 86400, 864000]; // seconds
+const TIMES = [ // seconds that ticks may be apart
+  1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 432000, 864000,
+];
 
 let made = 0; // charts, so that each has names of its own
 
@@ -65,18 +68,22 @@ function scaling(low, high, from, to, log) {
 /** Round values from low to high, about as many as there is room for. */
 function ticks(low, high, room, axis) {
   if (axis.marks) return axis.marks;
+  if (axis.log && axis.time) return LOG_TIMES.filter((value) => value >= low && value <= high);
   if (axis.log && high / low > 1.5) {
     const powers = [];
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) powers.push(10 ** power);
-    const marks = DIGITS.map((digits) => powers.flatMap((power) => digits.map((digit) => +(digit * power).toPrecision(1)))
-      .filter((value) => value >= low && value <= high));
+    const all = (digits) => powers.flatMap((power) => digits.map((digit) => +(digit * power).toPrecision(1)));
+    const marks = DIGITS.map((digits) => all(digits).filter((value) => value >= low && value <= high));
     return marks.find((values) => values.length <= room + 1) ?? marks.at(-1);
   }
   const raw = (high - low) / Math.max(1, room);
   const power = 10 ** Math.floor(Math.log10(raw));
-  const every = (axis.time ? TIMES.find((size) => size >= raw) : 0) || power * STEPS.find((size) => size * power >= raw * 0.999);
+  const usual = power * STEPS.find((size) => size * power >= raw * 0.999);
+  const every = (axis.time && TIMES.find((size) => size >= raw)) || usual;
   const values = [];
-  for (let i = Math.ceil(low / every - 1e-9); i * every <= high + every * 1e-9; i++) values.push(+(i * every).toPrecision(12));
+  for (let i = Math.ceil(low / every - 1e-9); i * every <= high + every * 1e-9; i++) {
+    values.push(+(i * every).toPrecision(12));
+  }
   return values;
 }
 
@@ -105,8 +112,8 @@ function path(points, x, y) {
 
 /** A chart. `show` draws what is handed to it:
  *
- * x: { form, log, time, high }, y: { form, tick, log, close, marks, low, high }: how values are written, beside the axis
- *   too (`tick`), and what the axis is; `close` leaves out what lies above the values after the first tenth;
+ * x: { form, log, time, high }, y: { form, tick, log, close, marks, low, high }: how values are written, beside the
+ *   axis too (`tick`), and what the axis is; `close` leaves out what lies above the values after the first tenth;
  * lines: [{ name, color, points: [[x, y, error or text]], faint, dots, dash, quiet }]: `dots` draws dots, and with
  *   "only" no line between them; `quiet` keeps a line out of the legend;
  * band: { name, points: [[x, expected, low, high]] }; levels: [{ name, y }]; at: x of an upright line; none: what is
@@ -132,7 +139,8 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
     if (!content || !width) return;
     svg.setAttribute("width", width);
     const right = width - RIGHT, bottom = height - BOTTOM;
-    const lines = content.lines.map((line) => ({ ...line, points: line.quiet ? line.points : thin(line.points, 3 * width) }));
+    const few = (line) => (line.quiet ? line.points : thin(line.points, 3 * width));
+    const lines = content.lines.map((line) => ({ ...line, points: few(line) }));
     const empty = !lines.some((line) => line.points.length);
     const xs = extent(lines.flatMap((line) => [line.points[0]?.[0] ?? null, line.points.at(-1)?.[0] ?? null]), false);
     if (content.x.log) {
@@ -160,7 +168,7 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
     const parts = [];
     if (empty) {
       parts.push(mark("line", { class: "rule", x1: LEFT, x2: right, y1: bottom, y2: bottom }),
-        mark("text", { class: "none", x: (LEFT + right) / 2, y: (TOP + bottom) / 2 }, content.none ?? "nothing recorded yet"));
+        mark("text", { class: "none", x: (LEFT + right) / 2, y: (TOP + bottom) / 2 }, content.none ?? "not recorded"));
     } else {
       for (const value of ticks(ys[0], ys[1], (bottom - TOP) / 34, content.y)) {
         parts.push(mark("line", { class: "rule", x1: LEFT, x2: right, y1: y(value), y2: y(value) }),
@@ -178,10 +186,12 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
       }
     }
     const inside = mark("g", { "clip-path": `url(#${clip})` });
-    parts.push(mark("clipPath", { id: clip }, mark("rect", { x: LEFT - 4, y: 0, width: right - LEFT + 8, height: bottom + 4 })), inside);
+    const frame = mark("rect", { x: LEFT - 4, y: 0, width: right - LEFT + 8, height: bottom + 4 });
+    parts.push(mark("clipPath", { id: clip }, frame), inside);
     if (band.length) {
-      const edge = (points, column) => points.map((point) => `${x(point[0]).toFixed(1)} ${y(point[column]).toFixed(1)}`);
-      inside.append(mark("path", { class: "band", d: `M${[...edge(band, 3), ...edge([...band].reverse(), 2)].join("L")}Z` }),
+      const edge = (points, i) => points.map((point) => `${x(point[0]).toFixed(1)} ${y(point[i]).toFixed(1)}`);
+      const around = [...edge(band, 3), ...edge([...band].reverse(), 2)].join("L");
+      inside.append(mark("path", { class: "band", d: `M${around}Z` }),
         mark("path", { class: "expected", d: path(band, x, y) }));
     }
     for (const level of empty ? [] : content.levels ?? []) {
@@ -222,7 +232,8 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
         bar.style.stroke = line.color;
         parts.push(bar);
       }
-      const dot = mark("circle", { class: "dot", cx: left.toFixed(1), cy: top.toFixed(1), r: line.points.length > 60 ? 2 : 3 });
+      const r = line.points.length > 60 ? 2 : 3;
+      const dot = mark("circle", { class: "dot", cx: left.toFixed(1), cy: top.toFixed(1), r });
       dot.style.fill = line.color;
       parts.push(dot);
     }
@@ -330,15 +341,16 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
       stand();
     },
     show(next) {
-      const names = next.lines.filter((line) => !line.quiet).map((line) => [line.name, line.color, line.faint, line.dash]);
-      if (next.band?.points.length) names.push([next.band.name, "band"]);
+      const names = next.lines.filter((line) => !line.quiet).map(({ name, color, faint, dash }) =>
+        [name, color, [faint && "faint", dash && "dashed"]]);
+      if (next.band?.points.length) names.push([next.band.name, "", ["shade"]]);
       const key = JSON.stringify(names);
       if (legend.dataset.key !== key) {
         legend.dataset.key = key;
         items = names.map(() => el("span", { class: "value" }));
-        legend.replaceChildren(...names.map(([text, color, faint, dash], i) => {
-          const swatch = el("span", { class: `swatch${faint ? " faint" : ""}${color === "band" ? " shade" : ""}${dash ? " dashed" : ""}` });
-          if (color !== "band") swatch.style.color = color;
+        legend.replaceChildren(...names.map(([text, color, kinds], i) => {
+          const swatch = el("span", { class: ["swatch", ...kinds].filter(Boolean).join(" ") });
+          swatch.style.color = color;
           return el("li", {}, swatch, el("span", { class: "name" }, text), " ", items[i]);
         }));
       }

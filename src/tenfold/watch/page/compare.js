@@ -4,7 +4,7 @@ import { makeChart, makeCursor } from "./chart.js";
 import { source } from "./data.js";
 import { follow } from "./follow.js";
 import { axisBar, lossAxis, plotted, smooth, xAxis } from "./run.js";
-import { badge, el, figure, many, plain, runLink } from "./words.js";
+import { badge, crumbs, el, figure, many, plain, runLink } from "./words.js";
 
 const COLORS = 7;
 const NAMED = 5; // runs that small charts name, too
@@ -36,15 +36,17 @@ export async function showCompare(main, ...names) {
   const [{ runs, stop }, differing] = await Promise.all([follow(names, () => draw()), source.compare(names)]);
   const look = looks(names);
   const cursor = makeCursor();
-  const charts = CHARTS.map((row) => makeChart({ ...row, cursor, legendClass: names.length > NAMED && !row.loss ? "unseen" : "" }));
+  const crowded = names.length > NAMED;
+  const charts = CHARTS.map((row) => makeChart({ ...row, cursor, legendClass: crowded && !row.loss ? "unseen" : "" }));
   const key = el("ul", { class: "key" }, names.map((name) => {
     const swatch = el("span", { class: `swatch${look(name).dash ? " dashed" : ""}` });
     swatch.style.color = look(name).color;
     return el("li", {}, swatch, el("a", { href: runLink(name) }, name), " ", badge(runs[name].detail.state));
   }));
-  main.append(el("p", { class: "crumbs" }, el("a", { href: "#/" }, "Runs")), el("h1", { tabindex: -1 }, `${names.length} runs compared`),
-    key, axisBar(() => draw()), el("div", { class: "grid two" }, charts.slice(0, 2).map((chart) => chart.node)),
-    el("div", { class: "grid four" }, charts.slice(2).map((chart) => chart.node)), fieldsTable(names, differing.fields));
+  main.append(crumbs(), el("h1", { tabindex: -1 }, `${names.length} runs compared`), key, axisBar(() => draw()),
+    el("div", { class: "grid two" }, charts.slice(0, 2).map((chart) => chart.node)),
+    el("div", { class: "grid four" }, charts.slice(2).map((chart) => chart.node)),
+    fieldsTable(names, differing.fields));
 
   function draw() {
     const axis = xAxis();
@@ -62,9 +64,11 @@ export async function showCompare(main, ...names) {
 
 function fieldsTable(names, fields) {
   const rows = Object.entries(fields);
-  return el("section", {}, el("h2", {}, "Fields in which they differ"), rows.length ? el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "fields" },
-    el("table", { class: "fields differing" },
-      el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "field"), names.map((name) => el("th", { scope: "col" }, name)))),
-      el("tbody", {}, rows.map(([field, values]) => el("tr", {}, el("th", { scope: "row" }, field),
-        values.map((value) => el("td", {}, plain(value)))))))) : el("p", { class: "soft" }, "None."));
+  const head = el("tr", {}, el("th", { scope: "col" }, "field"), names.map((name) => el("th", { scope: "col" }, name)));
+  const body = rows.map(([field, values]) =>
+    el("tr", {}, el("th", { scope: "row" }, field), values.map((value) => el("td", {}, plain(value)))));
+  const table = el("table", { class: "fields differing" }, el("thead", {}, head), el("tbody", {}, body));
+  return el("section", {}, el("h2", {}, "Fields in which they differ"), rows.length
+    ? el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "fields" }, table)
+    : el("p", { class: "soft" }, "None."));
 }

@@ -1,8 +1,8 @@
 // Where everything shown comes from: the server that `tenfold watch` started or, in a report, the page itself.
 //
-// A report is this page in one file: style.css in a <style>, the modules joined into one <script type="module"> in the
-// order of their imports, without the import lines (each stands on a line of its own) and without the word `export`
-// (no two modules share a name at their top level), and the data in <script type="application/json" id="report">,
+// A report is this page in one file: style.css in a <style>, the modules joined into one <script type="module">, each
+// after those that it imports, without their import statements and without the word `export` (no two modules share a
+// name at their top level), and the data in <script type="application/json" id="report">,
 // in which every "<" is written as \u003c:
 //   { "format": 1,
 //     "made": "2026-01-31",                                       when, as text

@@ -10,9 +10,11 @@ import { choice, el, isNumber, whole, write } from "./words.js";
 
 const GAP = 2; // pixels between two small maps
 const CELL = 9; // pixels of an enlarged cell at least, so that its token can be read
+const LETTERS = 10; // of a token beside the enlarged map
 const KEPT = 128e6; // bytes of snapshots held in memory
 const BEAT = 130; // milliseconds a snapshot while playing
 const POLL = 8000; // milliseconds until new snapshots of a training run are asked for
+const FLAT = 0.25; // share up to which the axis of a score reaches at least
 const FAINT = 20000; // points of the faint lines of all heads, at most
 
 const SCORES = {
@@ -20,7 +22,7 @@ const SCORES = {
   first: ["First token", "attention to the first token"],
   same: ["Same token", "attention to the same token, earlier"],
   induction: ["Induction", "attention to what came after the same token"],
-  entropy: ["Entropy", "nats: 0 looks at one token only"],
+  entropy: ["Entropy", "0 looks at one token, 1 at all alike"],
 };
 
 export async function showFilm(main, name) {
@@ -48,25 +50,28 @@ export async function showFilm(main, name) {
     draw();
   });
   const many = film.steps.length > 1;
-  const controls = el("div", { class: "bar controls" }, many && button, many && slider, where, film.texts.length > 1 && texts);
+  const controls = el("div", { class: "bar controls" },
+    many && button, many && slider, where, film.texts.length > 1 && texts);
 
   // All heads.
   const canvas = el("canvas", { "aria-hidden": "true" });
   const buttons = el("div", { class: "heads", role: "group", "aria-label": "heads" });
   const heads = Array.from({ length: film.layers * film.heads }, (_, map) => el("button", {
-    tabindex: -1, title: nameOf(map), "aria-label": nameOf(map), "aria-pressed": false, onclick: () => choose(map, false),
+    tabindex: -1, title: nameOf(map), "aria-label": nameOf(map), "aria-pressed": false,
+    onclick: () => choose(map, false),
   }));
   const numbers = (count, kind) => el("div", { class: `numbers ${kind}`, "aria-hidden": "true" },
     Array.from({ length: count }, (_, i) => el("span", {}, count <= 16 || i % 4 === 0 ? i : "")));
-  const grid = el("div", { class: "maps" }, el("span", { class: "corner soft" }, "layer"), numbers(film.heads, "across"), numbers(film.layers, "down"),
-    el("div", { class: "sheet" }, canvas, buttons));
+  const grid = el("div", { class: "maps" }, el("span", { class: "corner soft" }, "layer"),
+    numbers(film.heads, "across"), numbers(film.layers, "down"), el("div", { class: "sheet" }, canvas, buttons));
   buttons.append(...heads);
-  for (const [node, property, count] of [[grid, "--heads", film.heads], [grid, "--layers", film.layers]]) node.style.setProperty(property, count);
+  grid.style.setProperty("--heads", film.heads);
+  grid.style.setProperty("--layers", film.layers);
 
   // One head.
   const large = el("canvas", { "aria-hidden": "true" });
-  const lens = el("div", { class: "lens", role: "slider", tabindex: 0, "aria-label": "token that attends", "aria-orientation": "vertical",
-    "aria-valuemin": 0 }, large);
+  const lens = el("div", { class: "lens", role: "slider", tabindex: 0, "aria-label": "token that attends",
+    "aria-orientation": "vertical", "aria-valuemin": 0 }, large);
   const title = el("h2");
   const says = el("p", { class: "says" });
   const does = el("dl", { class: "facts small" });
@@ -82,10 +87,12 @@ export async function showFilm(main, name) {
 
   main.append(head.node, controls, el("div", { class: "film" },
     el("div", {}, el("h2", {}, "All heads"), grid, el("p", { class: "soft" },
-      "Each square is a head: a row for each token, strong where it attends. Layers go down, heads to the right, counted from 0."),
+      "Each square is a head: a row for each token, strong where it attends. ",
+      "Layers go down, heads to the right, counted from 0."),
     el("h2", {}, "Loss of each token"), tokens.node, surpriseLegend(), el("p", { class: "soft" },
       "The blue line under a token tells how much the framed one attends to it, in the chosen head.")), one),
-  el("section", {}, el("h2", {}, "What each head does"), el("div", { class: "grid" }, charts.map((chart) => chart.node))));
+  el("section", {}, el("h2", {}, "What each head does"),
+    el("div", { class: "grid" }, charts.map((chart) => chart.node))));
 
   function nameOf(map) {
     return `layer ${Math.floor(map / film.heads)}, head ${map % film.heads}`;
@@ -113,7 +120,8 @@ export async function showFilm(main, name) {
 
   lens.addEventListener("keydown", (event) => {
     const last = layouts[at.text].tokens - 1;
-    const to = { ArrowUp: at.query - 1, ArrowLeft: at.query - 1, ArrowDown: at.query + 1, ArrowRight: at.query + 1, Home: 0, End: last }[event.key];
+    const [before, after] = [at.query - 1, at.query + 1];
+    const to = { ArrowUp: before, ArrowLeft: before, ArrowDown: after, ArrowRight: after, Home: 0, End: last }[event.key];
     if (to === undefined) return;
     event.preventDefault();
     tokens.choose(Math.max(0, Math.min(to, last)));
@@ -168,7 +176,8 @@ export async function showFilm(main, name) {
 
   /** How large the enlarged map is: its cells, and the room for the tokens beside it. */
   function measures() {
-    const margin = 76;
+    const longest = Math.max(...film.texts[at.text].tokens.map((token) => labelOf(token).length));
+    const margin = 18 + 6 * Math.min(longest, LETTERS);
     const cell = Math.max(CELL, Math.floor((one.clientWidth - margin - 4) / layouts[at.text].tokens));
     return { margin, cell };
   }
@@ -194,7 +203,8 @@ export async function showFilm(main, name) {
     pen.font = `${Math.min(12, cell)}px ui-monospace, "DejaVu Sans Mono", monospace`;
     pen.textBaseline = "middle";
     labels.forEach((label, i) => {
-      const middle = margin + (i + 0.5) * cell, short = label.length > 10 ? `${label.slice(0, 9)}…` : label;
+      const middle = margin + (i + 0.5) * cell;
+      const short = label.length > LETTERS ? `${label.slice(0, LETTERS - 1)}…` : label;
       pen.fillStyle = i === at.query ? color("--best") : color("--soft");
       pen.textAlign = "right";
       pen.fillText(short, margin - 6, middle, margin - 8);
@@ -211,8 +221,9 @@ export async function showFilm(main, name) {
     pen.strokeRect(margin - 0.5, margin + at.query * cell - 0.5, (at.query + 1) * cell + 1, cell + 1);
 
     write(title, `Layer ${at.layer}, head ${at.head}`);
-    const most = weights.map((weight, key) => [weight, key]).filter(([weight]) => weight >= 0.005).sort((a, b) => b[0] - a[0]).slice(0, 4);
-    const told = most.map(([weight, key]) => `“${labels[key]}” (${key}) ${weight.toFixed(2)}`).join(", ");
+    const most = weights.map((weight, key) => [weight, key]).sort((a, b) => b[0] - a[0]).slice(0, 4);
+    const told = most.filter(([weight]) => weight >= 0.005)
+      .map(([weight, key]) => `“${labels[key]}” (${key}) ${weight.toFixed(2)}`).join(", ");
     write(says, `Token ${at.query}, “${labels[at.query]}”, attends to ${told || "no token much"}.`);
     lens.setAttribute("aria-valuemax", text.tokens - 1);
     lens.setAttribute("aria-valuenow", at.query);
@@ -232,7 +243,9 @@ export async function showFilm(main, name) {
   }
 
   function drawLosses() {
-    lossesOf(bytes, layouts[at.text]).forEach((loss, i) => tokens.color(i, loss, isNumber(loss) ? `loss ${loss.toFixed(2)} nats` : "nothing before it"));
+    for (const [i, loss] of lossesOf(bytes, layouts[at.text]).entries()) {
+      tokens.color(i, loss, isNumber(loss) ? `loss ${loss.toFixed(2)} nats` : "nothing before it");
+    }
   }
 
   const scoresAt = (index) => film.scores.find(({ step }) => step === film.steps[index])?.scores;
@@ -248,7 +261,8 @@ export async function showFilm(main, name) {
     for (const { key, best } of charts) {
       const values = scores?.[key]?.flat() ?? [];
       const top = highest(key, scores);
-      write(best, values.length ? `${key === "entropy" ? "lowest" : "highest"} here: ${nameOf(top)}, ${values[top]?.toFixed(3)}` : "not scored");
+      const which = key === "entropy" ? "lowest" : "highest";
+      write(best, values.length ? `${which} here: ${nameOf(top)}, ${values[top]?.toFixed(3)}` : "not scored");
       best.disabled = !values.length;
       best.onclick = () => choose(top, false);
     }
@@ -274,9 +288,11 @@ export async function showFilm(main, name) {
         row.drawn = steps.length;
       }
       chart.show({
-        x: { form: whole, log }, y: { form: (value) => value.toFixed(3), tick: String, low: 0, high: key === "entropy" ? null : 1 }, at: film.steps[at.index], none: "not scored",
+        x: { form: whole, log }, at: film.steps[at.index], none: "not scored",
+        y: { form: (value) => value.toFixed(3), tick: String, low: 0, high: key === "entropy" ? 1 : FLAT },
         lines: [
-          { name: "every head", color: "var(--soft)", faint: true, quiet: true, dots: steps.length === 1, points: row.faint },
+          { name: "every head", color: "var(--soft)", faint: true, quiet: true, dots: steps.length === 1,
+            points: row.faint },
           { name: nameOf(chosen()), color: "var(--c1)", dots: steps.length < 30,
             points: film.scores.map(({ step, scores }) => [step, scores[key]?.[at.layer]?.[at.head] ?? null]) },
         ],

@@ -2,7 +2,7 @@
 // triangle row by row as 4 bits of the root of the probability, two to a byte; then for each text the losses of its
 // tokens.
 
-const MOST = 15; // the largest 4 bits
+const LEVELS = 15; // the largest 4 bits
 
 /** Where everything of a text lies: { tokens, cells (of a map), start (its byte), losses (their byte) }. */
 export function layoutOf(film) {
@@ -22,10 +22,10 @@ export function lossesOf(bytes, text) {
 /** What the token `query` attends to: the probability of each token up to it. */
 export function attention(bytes, text, map, query) {
   const first = map * text.cells + (query * (query + 1)) / 2;
-  return Array.from({ length: query + 1 }, (_, key) => (level(bytes, text, first + key) / MOST) ** 2);
+  return Array.from({ length: query + 1 }, (_, key) => (level(bytes, text, first + key) / LEVELS) ** 2);
 }
 
-const level = (bytes, text, cell) => (bytes[text.start + (cell >> 1)] >> (4 * (cell & 1))) & MOST;
+const level = (bytes, text, cell) => (bytes[text.start + (cell >> 1)] >> (4 * (cell & 1))) & LEVELS;
 
 /** Paints a map into pixels (one 32-bit number each, `stride` a row) from the pixel `corner` on. */
 export function paintMap(bytes, text, map, pixels, corner, stride, colors) {
@@ -41,9 +41,10 @@ export function mapColors() {
   const style = getComputedStyle(document.documentElement);
   const stops = ["--map-low", "--map-middle", "--map-high"].map((name) =>
     style.getPropertyValue(name).trim().match(/[0-9a-f]{2}/gi).map((pair) => parseInt(pair, 16)));
-  return Uint32Array.from({ length: MOST + 1 }, (_, i) => {
-    const place = (2 * i) / MOST, from = Math.min(1, Math.floor(place));
-    const [r, g, b] = [0, 1, 2].map((c) => Math.round(stops[from][c] + (place - from) * (stops[from + 1][c] - stops[from][c])));
+  return Uint32Array.from({ length: LEVELS + 1 }, (_, i) => {
+    const place = (2 * i) / LEVELS, from = Math.min(1, Math.floor(place));
+    const between = (a, b) => Math.round(a + (place - from) * (b - a));
+    const [r, g, b] = [0, 1, 2].map((channel) => between(stops[from][channel], stops[from + 1][channel]));
     return ((255 << 24) | (b << 16) | (g << 8) | r) >>> 0; // little-endian, as every machine with a browser is
   });
 }

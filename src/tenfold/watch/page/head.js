@@ -1,14 +1,14 @@
 // What stands above each view of a run: its name, its state, and the way to the other views.
 
 import { source } from "./data.js";
-import { badge, el, runLink } from "./words.js";
+import { badge, crumbs, el, runLink } from "./words.js";
 
 /** Heading and tabs of a run; `view` is the one that is open. `update(detail)` writes its state anew. */
 export function makeHead(name, detail, view) {
   const state = el("span", { class: "heading-state" });
   const tabs = el("nav", { class: "tabs", "aria-label": "views of this run" });
   const node = el("header", { class: "run-head" },
-    source.live && el("p", { class: "crumbs" }, el("a", { href: "#/" }, "Runs")),
+    source.live && crumbs(),
     el("div", { class: "heading" }, el("h1", { tabindex: -1 }, name), state), tabs);
   let key = "";
   function update(next) {

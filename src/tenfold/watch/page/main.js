@@ -10,7 +10,9 @@ import { showPlay } from "./play.js";
 import { showRun } from "./run.js";
 import { el, write } from "./words.js";
 
-const VIEWS = { "": showOverview, run: showRun, compare: showCompare, film: showFilm, play: showPlay, ladder: showLadder };
+const VIEWS = {
+  "": showOverview, run: showRun, compare: showCompare, film: showFilm, play: showPlay, ladder: showLadder,
+};
 const AWAY = "The server does not answer. What was read is still shown; this page goes on by itself once it is back.";
 
 const main = document.getElementById("main");
@@ -33,7 +35,8 @@ async function go() {
     leave = end;
   } catch (error) {
     if (mine !== visit) return;
-    page.replaceChildren(el("h1", { tabindex: -1 }, given.join(", ") || "Not found"), el("p", { class: "bad" }, error.message),
+    page.replaceChildren(el("h1", { tabindex: -1 }, given.join(", ") || "Not found"),
+      el("p", { class: "bad" }, error.message),
       el("p", {}, el("a", { href: "#/" }, "All runs"), " ", el("button", { onclick: go }, "Try again")));
   }
   main.replaceChildren(page);

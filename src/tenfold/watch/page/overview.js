@@ -2,7 +2,7 @@
 
 import { sparkline } from "./chart.js";
 import { source } from "./data.js";
-import { ago, badge, el, isNumber, nats, percent, runLink, span, standing, whole, write } from "./words.js";
+import { ago, badge, el, isNumber, nats, percent, place, runLink, span, standing, whole, write } from "./words.js";
 
 const EVERY = 2000, CALM = 10000; // milliseconds between two readings, while a run trains and otherwise
 const FILTER_FROM = 9; // runs from which on they can be filtered by name
@@ -14,20 +14,24 @@ const dash = (text) => (text === "unknown" ? "–" : text);
 
 // What each column shows of a run, as text or, with `node`, as elements.
 const COLUMNS = [
-  { name: "state", node: (run) => (run.error ? el("span", { class: "bad" }, "unreadable") : badge(run.state)), key: (run) => run.error ?? run.state },
+  { name: "state", node: stateOf, key: (run) => run.error ?? run.state },
   { name: "progress", node: progress, key: (run) => `${run.step}/${run.steps}/${left(run)}`, wide: true },
   { name: "loss", text: (run) => nats(run.loss), unit: "nats" },
   { name: "validation", text: (run) => nats(run.val_loss), unit: "nats" },
   { name: "best", text: (run) => nats(run.best_val_loss), unit: "nats" },
   { name: "tokens/s", text: (run) => whole(run.tokens_per_second) },
   { name: "MFU", text: (run) => percent(run.mfu) },
-  { name: "reference", node: place, key: (run) => `${run.place}/${run.off}/${run.signs}` },
+  { name: "reference", node: standingOf, key: (run) => `${run.place}/${run.off}/${run.signs}` },
   { name: "loss so far", node: (run) => sparkline(run.spark ?? []), key: (run) => JSON.stringify(run.spark ?? []) },
 ];
 
+function stateOf(run) {
+  return run.error ? el("span", { class: "bad" }, "unreadable") : badge(run.state);
+}
+
 function left(run) {
-  if (run.state === "running") return isNumber(run.seconds_left) ? `${span(run.seconds_left)} left` : "time left unknown";
-  return ago(run.updated);
+  if (run.state !== "running") return ago(run.updated);
+  return isNumber(run.seconds_left) ? `${span(run.seconds_left)} left` : "time left unknown";
 }
 
 function progress(run) {
@@ -38,10 +42,11 @@ function progress(run) {
   ];
 }
 
-function place(run) {
+function standingOf(run) {
   const { text, kind } = standing(run);
   const signs = run.signs?.length ?? 0;
-  return [el("span", { class: kind }, text), signs > 0 && el("span", { class: "bad" }, `⚠ ${signs} sign${signs > 1 ? "s" : ""}`)];
+  const spoke = `⚠ ${signs} sign${signs > 1 ? "s" : ""}`;
+  return [el("span", { class: kind }, text), signs > 0 && el("span", { class: "bad" }, spoke)];
 }
 
 export async function showOverview(main) {
@@ -76,11 +81,14 @@ export async function showOverview(main) {
 
   function rowOf(run) {
     if (rows.has(run.name)) return rows.get(run.name);
-    const cells = COLUMNS.map((column) => el("td", { "data-label": column.name, class: column.text ? "number" : column.wide ? "wide-cell" : "" }));
-    const box = el("input", { type: "checkbox", disabled: Boolean(run.error), "aria-label": `compare ${run.name}`, onchange: (event) => pick(run.name, event.target.checked) });
+    const cells = COLUMNS.map(({ name, text, wide }) =>
+      el("td", { "data-label": name, class: text ? "number" : wide && "wide-cell" }));
+    const box = el("input", { type: "checkbox", "aria-label": `compare ${run.name}`, disabled: Boolean(run.error),
+      onchange: () => pick(run.name, box.checked) });
     const preset = el("small", { class: "soft" });
     const name = el("th", { scope: "row" }, el("a", { href: runLink(run.name) }, run.name), preset);
-    const row = { node: el("tr", {}, source.live && el("td", { class: "pick" }, box), name, cells), cells, preset, keys: [] };
+    const node = el("tr", {}, source.live && el("td", { class: "pick" }, box), name, cells);
+    const row = { node, cells, preset, keys: [] };
     rows.set(run.name, row);
     return row;
   }
@@ -88,8 +96,7 @@ export async function showOverview(main) {
   function arrange() {
     const wanted = list.filter((run) => run.name.toLowerCase().includes(filter));
     const shown = all ? wanted : wanted.slice(0, AT_ONCE);
-    const nodes = shown.map((run) => rowOf(run).node);
-    if (nodes.length !== body.children.length || nodes.some((node, i) => node !== body.children[i])) body.replaceChildren(...nodes);
+    place(body, shown.map((run) => rowOf(run).node));
     for (const run of shown) update(run);
     more.hidden = shown.length === wanted.length;
     write(more, `Show all ${whole(wanted.length)} runs`);

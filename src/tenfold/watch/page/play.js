@@ -18,8 +18,9 @@ export async function showPlay(main, name) {
   const detail = await source.run(name);
   const head = makeHead(name, detail, "play");
   const steps = [...detail.checkpoints].reverse();
-  const checkpoints = (none) => [none && el("option", { value: "" }, "none"), ...steps.map((step) => el("option", { value: step }, `step ${whole(step)}`))];
-  const first = el("select", {}, checkpoints(false)), second = el("select", {}, checkpoints(true));
+  const checkpoints = () => steps.map((step) => el("option", { value: step }, `step ${whole(step)}`));
+  const first = el("select", {}, checkpoints());
+  const second = el("select", {}, el("option", { value: "" }, "none"), checkpoints());
   const prompt = el("textarea", { rows: 3, spellcheck: "false" });
   prompt.value = (detail.run.cadence?.prompt ?? "").trim() ? detail.run.cadence.prompt : "Once upon a time";
   const inputs = Object.entries(SETTINGS).map(([key, { label, ...limits }]) =>
@@ -44,7 +45,8 @@ export async function showPlay(main, name) {
     running.abort();
     running = new AbortController();
     const { signal } = running;
-    const request = { run: name, prompt: prompt.value, ...Object.fromEntries(inputs.map(([key, , input]) => [key, input.valueAsNumber])) };
+    const settings = Object.fromEntries(inputs.map(([key, , input]) => [key, input.valueAsNumber]));
+    const request = { run: name, prompt: prompt.value, ...settings };
     const chosen = [first.value, second.value].filter(Boolean).map(Number);
     const made = chosen.map((step) => makePane(step));
     panes.replaceChildren(...made.map((pane) => pane.node));
@@ -62,7 +64,8 @@ function makePane(step) {
   const tokens = [];
   const others = el("div", { class: "others", hidden: true });
   const list = tokenText(`text of step ${step}`, (index, span) => tell(index, span));
-  const node = el("section", { class: "pane" }, el("h2", {}, `step ${whole(step)}`), state, el("div", { class: "output" }, list.node, others));
+  const node = el("section", { class: "pane" }, el("h2", {}, `step ${whole(step)}`), state,
+    el("div", { class: "output" }, list.node, others));
   node.addEventListener("pointerleave", () => (others.hidden = true));
   node.addEventListener("focusout", () => (others.hidden = true));
 
@@ -73,7 +76,8 @@ function makePane(step) {
     const rows = token.top.map(([text, p]) => {
       const bar = el("span", { class: "share" });
       bar.style.setProperty("--share", p);
-      return el("li", { class: text === token.text ? "taken" : "" }, el("span", { class: "mono" }, labelOf(text)), bar, el("span", { class: "number" }, percent(p)));
+      return el("li", { class: text === token.text ? "taken" : null },
+        el("span", { class: "mono" }, labelOf(text)), bar, el("span", { class: "number" }, percent(p)));
     });
     others.replaceChildren(el("p", {}, el("strong", { class: "mono" }, labelOf(token.text)), ` ${percent(token.p)}`,
       token.given && el("span", { class: "soft" }, " given")), el("ol", {}, rows));

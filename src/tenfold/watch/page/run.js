@@ -4,7 +4,9 @@ import { makeChart, makeCursor } from "./chart.js";
 import { source } from "./data.js";
 import { follow } from "./follow.js";
 import { makeHead } from "./head.js";
-import { ago, bytes, choice, el, figure, isNumber, many, nats, percent, plain, span, standing, whole, write } from "./words.js";
+import {
+  ago, bytes, choice, el, figure, isNumber, many, nats, percent, place, plain, span, standing, whole, write,
+} from "./words.js";
 
 const WINDOW = 0.05; // share of a step on either side over which the loss is smoothed
 const SAMPLES = 10; // shown before somebody asks for all
@@ -12,7 +14,7 @@ const EVENTS = 300; // listed, the newest
 const GPT2 = { y: 0.2955, name: "GPT-2 124M 0.2955" };
 const CHANCE = { y: 0.25, name: "chance 0.25" };
 const NAMES = { hellaswag: "HellaSwag", lambada: "LAMBADA", wikitext: "WikiText" };
-const KINDS = { acc_norm: "share right, by mean loss", acc: "share right, by summed loss", perplexity: "perplexity", ppl: "perplexity" };
+const KINDS = { acc_norm: "share right, by mean loss", acc: "share right, by summed loss" };
 const ROUTINE = new Set(["start", "save", "done"]);
 
 // The small charts, an `optional` one only where it was recorded: what each shows of the series, and how.
@@ -21,7 +23,8 @@ const SMALL = [
   { title: "Gradient norm", unit: "before clipping", keys: { grad_norm: "norm" }, form: figure, log: true },
   { title: "Loss scale", unit: "fp16", keys: { scale: "scale" }, form: figure, log: true, optional: true },
   { title: "Throughput", unit: "tokens a second", keys: { tokens_per_second: "tokens/s" }, form: many, low: 0 },
-  { title: "MFU", unit: "of the device's peak rate", keys: { mfu: "MFU" }, form: percent, low: 0, none: "unknown: no peak rate of this device" },
+  { title: "MFU", unit: "of the device's peak rate", keys: { mfu: "MFU" }, form: percent, low: 0,
+    none: "unknown: no peak rate of this device" },
   { title: "Waiting for data", unit: "of the time", keys: { data_wait: "share" }, form: percent, low: 0 },
   { title: "Memory", unit: "", keys: { memory_bytes: "now", peak_memory_bytes: "most so far" }, form: bytes, low: 0 },
 ];
@@ -30,11 +33,15 @@ const SMALL = [
 export const AXES = {
   steps: { of: (run) => (point) => point[0], form: whole, unit: "steps" },
   tokens: { of: (run) => (point) => point[0] * (run.tokensPerStep || 1), form: many, unit: "tokens" },
-  time: { of: (run) => ((begin) => (point) => point[1] - begin)(began(run)), form: span, unit: "time since the start", time: true },
+  time: { of: since, form: span, unit: "time since the start", time: true },
 };
 export const axes = { x: "steps", log: "linear", y: "close" }; // as chosen last, for every view
 
-const began = (run) => Math.min(...Object.values(run.series).map((points) => points[0]?.[1] ?? Infinity));
+/** Seconds since a run's first record. */
+function since(run) {
+  const begin = Math.min(...Object.values(run.series).map((points) => points[0]?.[1] ?? Infinity));
+  return (point) => point[1] - begin;
+}
 
 /** Switches of the axes; `changed` redraws. */
 export function axisBar(changed) {
@@ -70,10 +77,12 @@ export async function showRun(main, name) {
   const cursor = makeCursor();
   const head = makeHead(name, run.detail, "run");
   const notice = el("div", { class: "warnings" });
-  const facts = FACTS.map(([label]) => [el("dt", {}, label), el("dd", {})]);
+  const facts = FACTS.map(([label]) => [el("dt", {}, label), el("dd")]);
   const bar = el("progress", { "aria-label": `progress of ${name}` });
   const loss = makeChart({ title: "Loss", unit: "nats a token", height: 380, cursor });
-  const line = makeChart({ title: "What happened", unit: "vital signs and events", height: 118, cursor, legendClass: "rows" });
+  const line = makeChart({
+    title: "What happened", unit: "vital signs and events", height: 118, cursor, legendClass: "rows",
+  });
   const small = SMALL.map((row) => makeChart({ ...row, cursor }));
   const scores = el("div", { class: "grid" });
   const scoreBlock = el("section", { hidden: true }, el("h2", {}, "Scores"), scores);
@@ -82,11 +91,11 @@ export async function showRun(main, name) {
   const parts = el("section", {}, el("h2", {}, "What it is made of"));
   const charts = {};
 
-  main.append(head.node, notice, bar, el("dl", { class: "facts" }, facts.map(([term, value]) => el("div", {}, term, value))),
+  main.append(head.node, notice, bar, el("dl", { class: "facts" }, facts.map((pair) => el("div", {}, pair))),
     el("section", {}, el("h2", { class: "unseen" }, "Curves"), axisBar(() => draw()), loss.node, line.node,
       el("div", { class: "grid" }, small.map((chart) => chart.node))),
     scoreBlock, happened.node, samples.node, parts);
-  parts.append(...tables(run.detail.run));
+  parts.append(tables(run.detail.run));
 
   function draw() {
     const { detail, series, gone } = runs[name];
@@ -102,9 +111,9 @@ export async function showRun(main, name) {
       facts[i][1].classList.toggle("soft", text === "unknown");
     });
 
-    const band = detail.curve && { name: "right runs", points: detail.curve.points.map(([step, ...rest]) => [place(series.loss, step, at), ...rest]).filter(([x]) => x !== null) };
+    const band = detail.curve?.points.map(([step, ...rest]) => [placeOf(series.loss, step, at), ...rest]);
     loss.show({
-      x: axis, y: lossAxis(), band,
+      x: axis, y: lossAxis(), band: band && { name: "right runs", points: band.filter(([x]) => x !== null) },
       lines: [
         { name: "training", color: "var(--c0)", faint: true, points: plotted(series.loss, at) },
         { name: "smoothed", color: "var(--c0)", points: smooth(series.loss ?? [], at) },
@@ -114,14 +123,15 @@ export async function showRun(main, name) {
     const lanes = lanesOf(detail.events, at);
     line.show({
       x: { ...axis, high: at(series.loss?.at(-1) ?? [0, 0]) }, none: "nothing happened yet",
-      y: { form: (value) => ["routine", "events", "signs"][value] ?? "", marks: [0, 1, 2], low: -0.5, high: 2.5 }, lines: lanes,
+      y: { form: (value) => ["routine", "events", "signs"][value] ?? "", marks: [0, 1, 2], low: -0.5, high: 2.5 },
+      lines: lanes,
     });
     SMALL.forEach((row, i) => {
-      const lines = Object.entries(row.keys).map(([key, label], k) => ({
-        name: label, color: `var(--c${2 * k})`, points: key === "mfu" ? mfu(series, summary, at) : plotted(series[key], at),
-      }));
+      const found = (key) => (key === "mfu" ? mfu(series, summary, at) : plotted(series[key], at));
+      const lines = Object.entries(row.keys).map(([key, label], k) =>
+        ({ name: label, color: `var(--c${2 * k})`, points: found(key) }));
       small[i].node.hidden = Boolean(row.optional) && !lines[0].points.length;
-      small[i].show({ x: axis, y: { form: row.form, log: row.log, low: row.low }, none: row.none ?? "not recorded", lines });
+      small[i].show({ x: axis, y: { form: row.form, log: row.log, low: row.low }, none: row.none, lines });
     });
     drawScores(series, axis, at);
     happened.update(detail.events);
@@ -132,7 +142,7 @@ export async function showRun(main, name) {
     const keys = Object.keys(series).filter((key) => `${key}_error` in series);
     scoreBlock.hidden = !keys.length;
     for (const key of keys) {
-      const [task, kind] = key.split(/_(acc_norm|acc|perplexity|ppl)$/);
+      const [task, kind] = key.split(/_(acc_norm|acc)$/);
       if (!charts[key]) {
         charts[key] = makeChart({ title: NAMES[task] ?? task, unit: KINDS[kind] ?? "", height: 190, cursor });
         scores.append(charts[key].node);
@@ -174,7 +184,7 @@ function mfu(series, summary, at) {
 }
 
 /** Where a step of the reference stands on the axis. Against time that is known only for steps that were trained. */
-function place(points, step, at) {
+function placeOf(points, step, at) {
   if (axes.x !== "time") return at([step, 0]);
   const after = (points ?? []).findIndex((point) => point[0] >= step);
   if (after < 0) return null;
@@ -184,7 +194,11 @@ function place(points, step, at) {
 }
 
 const LANES = { signs: ["var(--c3)", 2], events: ["var(--c2)", 1], routine: ["var(--soft)", 0] };
-const laneOf = (event) => (event.event === "sign" || event.off ? "signs" : ROUTINE.has(event.event) ? "routine" : "events");
+
+function laneOf(event) {
+  if (event.event === "sign") return "signs";
+  return ROUTINE.has(event.event) ? "routine" : "events";
+}
 
 /** What an event says, in a line. */
 const saying = (event) => [event.sign ?? event.event, event.message].filter(Boolean).join(": ");
@@ -192,7 +206,8 @@ const saying = (event) => [event.sign ?? event.event, event.message].filter(Bool
 function lanesOf(events, at) {
   return Object.entries(LANES).map(([name, [color, y]]) => ({
     name, color, dots: "only",
-    points: events.filter((event) => laneOf(event) === name).map((event) => [at([event.step, event.time]), y, saying(event)]),
+    points: events.filter((event) => laneOf(event) === name)
+      .map((event) => [at([event.step, event.time]), y, saying(event)]),
   }));
 }
 
@@ -220,7 +235,8 @@ function makeHappened() {
   const node = el("section", {}, el("h2", {}, "Vital signs and events"), none, signs, el("details", {}, count, rest));
   let key = "";
   const item = (event) => el("li", {}, el("span", { class: "step" }, whole(event.step)),
-    el("span", { class: event.event === "sign" ? "bad" : "" }, event.sign ?? event.event), el("span", {}, event.message ?? ""));
+    el("span", { class: event.event === "sign" && "bad" }, event.sign ?? event.event),
+    el("span", {}, event.message ?? ""));
   return {
     node,
     update(events) {
@@ -232,7 +248,8 @@ function makeHappened() {
       none.hidden = spoke.length > 0;
       signs.replaceChildren(...spoke.slice(-EVENTS).map(item));
       rest.replaceChildren(...others.slice(-EVENTS).reverse().map(item));
-      write(count, `${whole(others.length)} other events${others.length > EVENTS ? `, of which the newest ${EVENTS} are listed` : ""}`);
+      const listed = others.length > EVENTS ? `, of which the newest ${EVENTS} are listed` : "";
+      write(count, `${whole(others.length)} other events${listed}`);
     },
   };
 }
@@ -247,14 +264,17 @@ function makeSamples(name) {
   const shown = new Map();
   let all = false, steps = [], which = 0, count = 1;
 
+  const pick = (text) => [...text.children].forEach((sample, i) => (sample.hidden = i !== which));
+
   async function fill(text, step) {
     const { texts } = await source.samples(name, step).catch((error) => ({ texts: [error.message] }));
-    text.replaceChildren(...texts.map((sample, i) => el("pre", { hidden: i !== which }, sample.trim() || "(only spaces)")));
+    text.replaceChildren(...texts.map((sample) => el("pre", {}, sample.trim() || "(only spaces)")));
+    pick(text);
     if (texts.length <= count) return;
     count = texts.length;
     whichOf.replaceChildren(choice("sample", Object.fromEntries(texts.map((_, i) => [i, i + 1])), which, (value) => {
       which = +value;
-      for (const one of list.querySelectorAll(".text")) [...one.children].forEach((pre, i) => (pre.hidden = i !== which));
+      list.querySelectorAll(".text").forEach(pick);
     }));
   }
   function update(next) {
@@ -269,8 +289,7 @@ function makeSamples(name) {
       shown.set(step, el("li", {}, el("h3", {}, `step ${whole(step)}`), text));
       fill(text, step);
     }
-    const nodes = chosen.map((step) => shown.get(step));
-    if (nodes.length !== list.children.length || nodes.some((one, i) => one !== list.children[i])) list.replaceChildren(...nodes);
+    place(list, chosen.map((step) => shown.get(step)));
   }
   return { node, update };
 }
@@ -287,11 +306,12 @@ function spread(steps, most) {
 function tables(run) {
   const { model, recipe, speed, executed, cadence, environment } = run;
   const rest = Object.fromEntries(Object.entries(run).filter(([, value]) => typeof value !== "object"));
-  return [el("div", { class: "tables" },
-    table("Model", flat(model)), table("Recipe", flat(recipe)),
-    table("Speed", Object.entries(speed ?? {}).map(([key, asked]) => [key, plain(asked), plain(executed?.[key])]), ["asked for", "became"]),
+  const { versions, hardware, processes, revision } = environment ?? {};
+  const became = Object.entries(speed ?? {}).map(([key, asked]) => [key, plain(asked), plain(executed?.[key])]);
+  return el("div", { class: "tables" },
+    table("Model", flat(model)), table("Recipe", flat(recipe)), table("Speed", became, ["asked for", "became"]),
     table("Cadence, in steps", flat(cadence)), table("Run", flat(rest)),
-    table("Environment", flat({ ...environment?.versions, ...environment?.hardware, processes: environment?.processes, revision: environment?.revision })))];
+    table("Environment", flat({ ...versions, ...hardware, processes, revision })));
 }
 
 const flat = (part) => Object.entries(part ?? {}).map(([key, value]) => [key, plain(value)]);

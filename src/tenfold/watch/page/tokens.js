@@ -3,16 +3,17 @@
 
 import { el } from "./words.js";
 
-const MOST = 8; // nats of the strongest colour, a probability of 0.03 %
+const STRONGEST = 8; // nats of the strongest colour, a probability of 0.03 %
 
 /** How strongly a loss is coloured, from 0 to 1; a loss that is unknown is not. */
-export const strength = (loss) => (Number.isFinite(loss) ? Math.max(0, Math.min(1, loss / MOST)) : 0);
+export const strength = (loss) => (Number.isFinite(loss) ? Math.max(0, Math.min(1, loss / STRONGEST)) : 0);
 
 /** A token as it can be seen: line feeds are marked. */
 export const visible = (text) => text.replaceAll("\n", "⏎\n");
 
 /** A token as a label of one line. */
-export const labelOf = (text) => text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ +$/, "␣").trim() || "∅";
+export const labelOf = (text) =>
+  text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ +$/, "␣").trim() || "∅";
 
 /** A list of tokens that flows like text. `chosen(index, node)` is called when a token is pointed at, focused or
  * clicked; arrow keys go from one to the next, and only one of them is a stop of the Tab key. */
@@ -69,6 +70,7 @@ export function tokenText(label, chosen) {
 
 /** What the colours mean. */
 export function surpriseLegend() {
+  const least = `${(100 * Math.exp(-STRONGEST)).toFixed(2)} %`;
   return el("p", { class: "scale" }, el("span", {}, "expected"), el("span", { class: "ramp", "aria-hidden": "true" }),
-    el("span", {}, `surprised: a loss of ${MOST} nats, a probability of ${(100 * Math.exp(-MOST)).toFixed(2)} %`));
+    el("span", {}, `surprised: a loss of ${STRONGEST} nats, a probability of ${least}`));
 }

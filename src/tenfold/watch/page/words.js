@@ -45,7 +45,9 @@ export const whole = known((value) => WHOLE.format(value));
 export const nats = known((value) => value.toFixed(4));
 export const percent = known((value) => `${(100 * value).toFixed(Math.abs(value) < 0.0995 ? 2 : 1)} %`);
 export const figure = known((value) =>
-  value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6) ? (+value.toPrecision(3)).toExponential() : String(+value.toPrecision(4)));
+  value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6)
+    ? String(+value.toPrecision(4))
+    : (+value.toPrecision(3)).toExponential());
 export const many = known((value) => inUnits(value, 1000, ["", " k", " M", " B", " T"]));
 export const bytes = known((value) => inUnits(value, 1000, [" B", " kB", " MB", " GB", " TB"]));
 
@@ -95,6 +97,15 @@ export function standing(summary) {
   if (!summary.place) return { text: "no curve", kind: "soft" };
   if (summary.place === "inside") return { text: "✓ inside the band", kind: "good" };
   return { text: `${summary.off ? "▲" : "△"} ${summary.place} the band`, kind: summary.off ? "bad" : "soft" };
+}
+
+/** The way back to all runs. */
+export const crumbs = () => el("p", { class: "crumbs" }, el("a", { href: "#/" }, "Runs"));
+
+/** Children of an element, put in anew only where they are others. */
+export function place(node, children) {
+  const same = children.length === node.children.length && children.every((child, i) => child === node.children[i]);
+  if (!same) node.replaceChildren(...children);
 }
 
 export const runLink = (name, view = "run") => `#/${view}/${encodeURIComponent(name)}`;
