@@ -116,6 +116,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rundir.write_run(root / "begun", to_dict(preset("demo")))
     (root / "broken").mkdir()
     (root / "broken" / "run.json").write_text("{")
+    (root.parent / "ladders" / "here").mkdir(parents=True)
+    (root.parent / "ladders" / "here" / "ladder.html").write_text("<!doctype html><title>l</title><h1>A ladder</h1>")
     return root
 
 
@@ -235,6 +237,14 @@ def test_the_overview_shows_what_the_files_hold(address: str, tab: Open) -> None
     }
 
 
+def test_a_ladder_is_shown_in_the_frame_of_the_page(address: str, tab: Open) -> None:
+    page = tab(address)
+    page.get_by_role("link", name="here", exact=True).click()
+    assert page.frame_locator("iframe").locator("h1").inner_text() == "A ladder"
+    page.get_by_role("link", name="Runs").click()
+    page.wait_for_selector("table.runs")
+
+
 def test_an_empty_folder_says_what_to_do(tmp_path: Path, tab: Open) -> None:
     with served(tmp_path) as url:
         page = tab(url)
@@ -282,7 +292,7 @@ def test_a_run_shows_what_its_files_hold(address: str, tab: Open) -> None:
     assert [text for text in page.locator(".samples pre:visible").all_inner_texts() if text] == [
         f"first at {step} {MARKUP}" for step in (0, 200)
     ]
-    page.locator(".view section").filter(has_text="Samples").get_by_text("2", exact=True).click()
+    page.locator(".choice span:text-is('2')").click()
     assert page.locator(".samples pre:visible").all_inner_texts() == ["second at 0", "second at 200"]
     assert page.get_by_role("row", name="weight decay 0.1").count() == 1
     assert page.get_by_role("row", name="precision auto bf16").count() == 1
@@ -396,6 +406,9 @@ def test_a_server_that_went_away_comes_back(tmp_path: Path, browser: Any) -> Non
         until(page, f"document.querySelector('.legend .value').textContent == '{loss_at(40):.4f}'")
         shutil.rmtree(path)
         page.wait_for_selector("text=The folder of this run is gone")
+        make_run(tmp_path / "runs", "one", 200)
+        page.wait_for_selector("dd:text-is('200 of 19,073')")
+        assert page.get_by_text("The folder of this run is gone").count() == 0
     page.close()
 
 
@@ -509,7 +522,9 @@ def test_the_page_is_a_report_of_its_own(folder: Path, address: str, tmp_path: P
     page = tab((tmp_path / "report.html").as_uri())
     assert facts(page)["training loss"] == f"{loss_at(400):.4f} nats"
     assert page.locator("#folder").inner_text() == "report of 2026-01-31"
-    assert [text for text in page.locator(".samples pre:visible").all_inner_texts() if text][1] == f"first at 200 {MARKUP}"
+    assert [text for text in page.locator(".samples pre:visible").all_inner_texts() if text][
+        1
+    ] == f"first at 200 {MARKUP}"
     assert page.get_by_role("link", name="Playground").count() == 0
     page.get_by_role("link", name="Attention film").click()
     key = int(map_of(STEPS[-1], LAYERS - 1, HEADS - 1, 1)[TOKENS - 1].argmax())

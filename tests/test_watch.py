@@ -629,6 +629,7 @@ def test_the_server_never_imports_torch(server: Server) -> None:
     assert path.exists()
 
 
+@pytest.mark.slow
 def test_a_thousand_runs(tmp_path: Path) -> None:
     first = made(tmp_path, "run-0000", training(30))
     for i in range(1, 1000):

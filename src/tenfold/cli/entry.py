@@ -12,6 +12,7 @@ from tenfold.cli.film import film
 from tenfold.cli.inspect import data
 from tenfold.cli.measure import ladder, plan, tune
 from tenfold.cli.models import info, runs, sample
+from tenfold.cli.report import report
 from tenfold.cli.train import train
 from tenfold.cli.verify import verify
 from tenfold.cli.watch import watch
@@ -28,6 +29,7 @@ VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "export": export,
     "film": film,
     "watch": watch,
+    "report": report,
     "runs": runs,
     "check": check,
     "verify": verify,

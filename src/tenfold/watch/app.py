@@ -22,15 +22,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tenfold import filmfile
 from tenfold.errors import TenfoldError
 from tenfold.watch.playground import Playground
-from tenfold.watch.runs import Runs, Watched, differing
-from tenfold.watch.stream import encoded, event, listen, places
+from tenfold.watch.runs import Runs, Watched, differing, encoded, own
+from tenfold.watch.stream import event, listen, places
 
 PAGE = Path(__file__).parent / "page"
 LADDER = "ladder.html"  # in a ladder's folder
 FEWEST, MOST = 10, 20_000  # points that a series may be asked for
 LARGEST = 1 << 20  # bytes of a request
 THREADS = 4  # that read files; more would not be faster, and each keeps memory
-SEPARATOR = "\n---\n"  # between the texts of a sample
 SECURITY = {
     "Content-Security-Policy": "default-src 'self'; img-src 'self' data: blob:; object-src 'none'; base-uri 'none'; "
     "form-action 'self'; frame-ancestors 'self'",
@@ -161,11 +160,11 @@ def names(request: Request) -> list[str]:
     return [unquote(name) for name in given[1].split(",")] if given and given[1] else []
 
 
-def within(run: Path, path: Path | None) -> Path:
-    """A file of a run folder; 404 if it is none, or a link that leads out of it."""
-    if path is None or not path.is_file() or not path.resolve().is_relative_to(run.resolve()):
+def within(folder: Path, path: Path | None) -> Path:
+    """A file of a folder; 404 if it is none, or a link that leads out of it."""
+    if (found := own(folder, path)) is None:
         raise HTTPException(404, "no such file")
-    return path
+    return found
 
 
 def index(request: Request) -> Response:
@@ -189,8 +188,9 @@ def series(request: Request) -> Response:
 
 def sample(request: Request) -> Response:
     run, step = run_of(request), request.path_params["step"]
-    text = within(run.path, run.samples().get(step)).read_text(encoding="utf-8", errors="replace")
-    return answer({"step": step, "texts": text.removesuffix("\n").split(SEPARATOR)})
+    if (texts := run.texts(step)) is None:
+        raise HTTPException(404, "no such file")
+    return answer({"step": step, "texts": texts})
 
 
 def film(request: Request) -> Response:

@@ -1,6 +1,7 @@
 """The runs of a folder as the page shows them: each in a line, each in full, and how several differ. Everything is read
 again when its files have changed, and not before."""
 
+import json
 import math
 import os
 import sys
@@ -25,6 +26,7 @@ LINE = 100  # bytes of one, about
 POINTS = 160  # of a reference curve
 OPEN = 32  # runs whose figures are held at a time, 5 MB for 100,000 records
 card_of = cache(cards.card_of)
+SEPARATOR = "\n---\n"  # between the texts of a sample
 ENDINGS = ("done", "stopped", "resume", "start")
 
 
@@ -92,6 +94,13 @@ class Watched:
         """Samples by their step."""
         found = numbered(self.path / "samples", "step-", ".txt")
         return {step: path for step, path in found.items() if step <= self.reached()}
+
+    def texts(self, step: int) -> list[str] | None:
+        """The texts of a step's sample, None if there is none."""
+        path = own(self.path, self.samples().get(step))
+        if path is None:
+            return None
+        return path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split(SEPARATOR)
 
     def detail(self) -> Record:
         """The run in full, without its figures. CheckpointError if run.json cannot be read."""
@@ -188,6 +197,28 @@ class Runs:
     def listed(self) -> Record:
         """All runs in a line each."""
         return {"folder": str(self.root), "runs": [run.summary() for run in self.found()]}
+
+
+def own(folder: Path, path: Path | None) -> Path | None:
+    """The path if it is a file of this folder; None if it is none, or a link that leads out of it."""
+    return path if path and path.is_file() and path.resolve().is_relative_to(folder.resolve()) else None
+
+
+def encoded(value: Any) -> str:
+    """JSON that every browser reads: what is not finite is null, and nothing but ASCII is in it."""
+    try:
+        return json.dumps(value, allow_nan=False, separators=(",", ":"))
+    except ValueError:
+        return json.dumps(finite(value), separators=(",", ":"))
+
+
+def finite(value: Any) -> Any:
+    """The same value with None for numbers that are not finite."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def stamp(path: Path) -> tuple[int, int, int] | None:

@@ -52,7 +52,7 @@ def parsed(line: bytes) -> Any:
 def records(block: bytes) -> list[Record]:
     """The records of whole lines. What is none is passed over; a number that is no number is None."""
     lines = block.rstrip(b"\n").split(b"\n")
-    try:  # all at once, which takes half the time
+    try:  # all at once, which takes a fifth less time
         found = DECODER.decode(f"[{b','.join(lines).decode()}]")
     except (ValueError, RecursionError):
         found = [parsed(line) for line in lines]

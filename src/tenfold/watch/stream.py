@@ -1,8 +1,6 @@
 """What is new in some runs, as server-sent events: whoever listens is told within a second or so. While nobody does,
 nothing is looked at."""
 
-import json
-import math
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -12,30 +10,13 @@ import anyio
 import anyio.to_thread
 
 from tenfold.rundir import BACK
-from tenfold.watch.runs import Runs
+from tenfold.watch.runs import Runs, encoded
 from tenfold.watch.store import blocks, identity, is_another, marked, records
 
 POLL = 0.5  # seconds
 LISTING = 2  # polls from one look at the list of runs to the next
 HEARTBEAT = 30  # polls without anything new after which a comment keeps the connection
 AGAIN = 1000  # milliseconds after which a browser that lost the server asks again
-
-
-def encoded(value: Any) -> str:
-    """JSON that every browser reads: what is not finite is null, and nothing but ASCII is in it."""
-    try:
-        return json.dumps(value, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        return json.dumps(finite(value), separators=(",", ":"))
-
-
-def finite(value: Any) -> Any:
-    """The same value with None for numbers that are not finite."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
-    return [finite(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def event(kind: str, value: Any, mark: str = "") -> str:

@@ -121,7 +121,8 @@ export async function showFilm(main, name) {
   lens.addEventListener("keydown", (event) => {
     const last = layouts[at.text].tokens - 1;
     const [before, after] = [at.query - 1, at.query + 1];
-    const to = { ArrowUp: before, ArrowLeft: before, ArrowDown: after, ArrowRight: after, Home: 0, End: last }[event.key];
+    const keys = { ArrowUp: before, ArrowLeft: before, ArrowDown: after, ArrowRight: after, Home: 0, End: last };
+    const to = keys[event.key];
     if (to === undefined) return;
     event.preventDefault();
     tokens.choose(Math.max(0, Math.min(to, last)));

@@ -5,45 +5,44 @@ import { source } from "./data.js";
 const NOT_SERIES = new Set(["step", "time"]);
 const FRESH = 4000; // milliseconds between two readings of what is not in the stream: state, time left, samples
 
-/** Loads runs and follows them. `changed()` is called when anything is new; `runs[name]` has `detail`, as the server
- * gives it, `series`, `tokensPerStep` and `gone`. Call `stop` in the end. */
+/** Loads runs and follows them. `changed()` is called when anything is new, once a frame at most; `runs[name]` has
+ * `detail`, as the server gives it, `series`, `tokensPerStep` and `gone`. Call `stop` in the end. */
 export async function follow(names, changed) {
   const runs = {}, offsets = {};
-  let close = () => {}, timer = null, stopped = false;
+  let timer = null, frame = 0, stopped = false;
 
   const load = async (name) => {
     const [detail, figures] = await Promise.all([source.run(name), source.series(name)]);
     runs[name] = { detail, series: figures.series, tokensPerStep: figures.tokens_per_step, gone: false };
     offsets[name] = figures.offset;
   };
+  const tell = () => {
+    frame ||= requestAnimationFrame(() => {
+      frame = 0;
+      if (!stopped) changed();
+    });
+  };
   const refresh = () => {
     timer ??= setTimeout(async () => {
       timer = null;
       await Promise.allSettled(names.map(async (name) => (runs[name].detail = await source.run(name))));
-      if (!stopped) changed();
+      tell();
     }, FRESH);
-  };
-  const reopen = async (name) => {
-    close();
-    await load(name).catch(() => (runs[name].gone = true));
-    if (stopped) return;
-    close = source.stream(offsets, on);
-    changed();
   };
   const on = {
     records: ({ run, records }) => {
       for (const record of records) absorb(runs[run], record);
-      changed();
+      tell();
       refresh();
     },
-    rewind: ({ run, step }) => (rewind(runs[run], step), changed(), refresh()),
-    replaced: ({ run }) => reopen(run),
-    gone: ({ run }) => ((runs[run].gone = true), changed()),
+    rewind: ({ run, step }) => (rewind(runs[run], step), tell(), refresh()),
+    replaced: () => dispatchEvent(new Event("hashchange")), // another run by this name: the view begins anew
+    gone: ({ run }) => ((runs[run].gone = true), tell()),
     runs: refresh,
     open: refresh,
   };
   await Promise.all(names.map(load));
-  close = source.stream(offsets, on);
+  const close = source.stream(offsets, on);
   return { runs, stop: () => ((stopped = true), clearTimeout(timer), close()) };
 }
 

@@ -4,7 +4,7 @@ import { sparkline } from "./chart.js";
 import { source } from "./data.js";
 import { ago, badge, el, isNumber, nats, percent, place, runLink, span, standing, whole, write } from "./words.js";
 
-const EVERY = 2000, CALM = 10000; // milliseconds between two readings, while a run trains and otherwise
+const CALM = 10000; // milliseconds between two readings while the server tells of nothing new
 const FILTER_FROM = 9; // runs from which on they can be filtered by name
 const AT_ONCE = 200; // rows shown before somebody asks for all
 const ORDER = ["running", "crashed", "new", "stopped", "done"];
@@ -52,7 +52,7 @@ function standingOf(run) {
 export async function showOverview(main) {
   const rows = new Map();
   const chosen = new Set();
-  let timer = null, stopped = false, close = () => {}, filter = "", all = false, list = [];
+  let timer = null, reading = false, stopped = false, filter = "", all = false, list = [];
 
   const body = el("tbody");
   const compare = el("a", { class: "button", "aria-disabled": "true" }, "Compare");
@@ -118,12 +118,15 @@ export async function showOverview(main) {
   }
 
   async function read() {
+    if (reading) return;
+    reading = true;
     clearTimeout(timer);
     const found = await source.runs().catch(() => null);
+    reading = false;
     if (stopped) return;
     if (found) {
       list = found.runs.toSorted((a, b) => rank(a) - rank(b) || (b.updated ?? 0) - (a.updated ?? 0));
-      write(document.getElementById("folder"), found.folder ?? "");
+      if (source.live) write(document.getElementById("folder"), found.folder);
       empty.hidden = list.length > 0;
       if (!list.length && !empty.children.length) {
         empty.append(el("p", {}, `There is no run in ${found.folder} yet. Start one, and it appears here:`),
@@ -131,12 +134,11 @@ export async function showOverview(main) {
       }
       arrange();
     }
-    const training = list.some((run) => run.state === "running");
-    if (source.live) timer = setTimeout(read, training && !document.hidden ? EVERY : CALM);
+    if (source.live) timer = setTimeout(read, CALM);
   }
 
   await read();
-  close = source.stream({}, { runs: read });
+  const close = source.stream({}, { runs: read });
   source.ladders().then((names) => names.length && ladders.append("Ladders of this machine: ",
     ...names.map((name) => el("a", { href: runLink(name, "ladder") }, name)))).catch(() => {});
   return () => { stopped = true; clearTimeout(timer); close(); };

@@ -321,5 +321,5 @@ function table(title, rows, columns) {
   return el("div", { class: "wide" }, el("table", { class: "fields" }, el("caption", {}, title),
     columns && el("thead", {}, el("tr", {}, el("td"), columns.map((name) => el("th", { scope: "col" }, name)))),
     el("tbody", {}, rows.map(([key, ...values]) => el("tr", {}, el("th", { scope: "row" }, key.replaceAll("_", " ")),
-      values.map((value) => el("td", { class: value === "unknown" ? "soft" : "" }, value)))))));
+      values.map((value) => el("td", { class: value === "unknown" && "soft" }, value)))))));
 }
