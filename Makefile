@@ -28,8 +28,8 @@ format: $(VENV)/ready-dev
 	$(BIN)/ruff check --fix .
 
 # After constraints.txt or pyproject.toml changed; it asks the registry for every file's hash.
-lock: $(VENV)/ready-dev
-	$(INSTALL) uv
+lock:
+	$(INSTALL) --constraint constraints.txt --editable '.[dev]' uv
 	PATH="$(BIN):$$PATH" $(BIN)/python scripts/lock.py
 
 build: $(VENV)/ready-dev

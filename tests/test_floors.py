@@ -47,6 +47,8 @@ TORCH_FREE = {
     "sinks",
     "model.config",
     "training.speed",
+    "training.signs",
+    "training.initial",
     "filmfile",
     "data.shards",
     "data.foreign",
@@ -63,6 +65,8 @@ TORCH_FREE = {
     "track.verdict",
     "watch.app",
     "watch.player",
+    "watch.report",
+    "watch.picture",
     "cli.entry",
 }
 

@@ -305,6 +305,8 @@ def carry_out(
                     if run.on_nonfinite != "rollback":
                         raise
                     roll_back(trainer, run, work, report, error, back)
+                    if vitals:
+                        vitals.went_back()
     except (Diverged, Unsound) as error:
         work.saver.settle()
         steps = checkpoint.saved_steps(work.folder / "checkpoints")

@@ -4,6 +4,8 @@ from dataclasses import dataclass
 
 from tenfold.errors import ConfigError
 
+STD = 0.02  # of initial weights; Radford et al. 2019 and the released code
+
 MOST_LAYERS, MOST_PARAMETERS = 1_000, 10**12  # beyond any GPT; a file that says more is damaged
 
 

@@ -13,13 +13,11 @@ from torch import Tensor, nn
 
 from tenfold.model import attention, head
 from tenfold.model.cache import Cache
-from tenfold.model.config import ModelConfig
+from tenfold.model.config import STD, ModelConfig
 from tenfold.model.linear import Linear
 
 Index = slice | Tensor
 LAST = (slice(None), slice(-1, None))  # of every row the last position, (B, 1, vocab)
-
-STD = 0.02  # of initial weights; Radford et al. 2019 and the released code
 
 
 class LayerNorm(nn.Module):

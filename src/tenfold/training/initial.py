@@ -20,8 +20,7 @@ import math
 from typing import NamedTuple
 
 from tenfold.data.statistics import Statistics
-from tenfold.model.config import ModelConfig
-from tenfold.model.gpt import STD
+from tenfold.model.config import STD, ModelConfig
 
 BELOW, ABOVE = 0.18, 0.12  # nats: about 10.98 they make the band that is known for GPT-2's smallest, 10.8 to 11.1
 DEVIATIONS = 3.0  # of the loss over initial weights and batches, where that is more

@@ -122,6 +122,7 @@ def check_rows(trainer: Trainer, signs: Signs) -> None:
 def check_targets(trainer: Trainer, signs: Signs) -> None:
     """The sign `targets`."""
     x, y = trainer.batches.read(trainer.position, 0)
+    trainer.batches.read_rows.clear()  # they were looked at, not trained on
     real = y[:, :-1] != IGNORE
     wrong = int(((y[:, :-1] != x[:, 1:]) & real).sum())
     if trainer.world.most(wrong):  # the process with the most tells how many

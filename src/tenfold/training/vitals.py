@@ -210,6 +210,11 @@ class Vitals:
         if seen.rows >= FEWEST_ROWS and seen.again > SIGNS["repeated rows"].threshold * seen.rows:
             self.signs("repeated rows", at, value=seen.again / seen.rows)
 
+    def went_back(self) -> None:
+        """Rows that come now again were trained on in vain before."""
+        self.trainer.batches.read_rows.clear()
+        self.repeats, self.epoch = Repeats(), -1
+
     def logged(self, at: int, record: dict[str, Any], seconds: float) -> None:
         """Look at the figures of a log, those of the machine, over so many seconds."""
         wait, speed, memory = record["data_wait"], record["tokens_per_second"], record["memory_bytes"]
