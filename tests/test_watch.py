@@ -610,7 +610,10 @@ def test_ctrl_c_ends_it_quietly_with_a_browser_connected(tmp_path: Path) -> None
         listener = server.listen("/api/stream?runs=a&offsets=0")
         listener.next("records")
         server.process.send_signal(signal.SIGINT)
-        out, complaint = server.process.communicate(timeout=20)
+        server.process.wait(20)
+        assert server.process.stdout is not None
+        assert server.process.stderr is not None
+        out, complaint = server.process.stdout.read(), server.process.stderr.read()  # what was buffered is in it too
         assert (server.process.returncode, complaint) == (0, "")
         assert out.splitlines()[-1] == "Ctrl-C ends it"
         assert f"ssh -L {server.port}:localhost:{server.port} " in out

@@ -78,8 +78,11 @@ def main(run: Path, step: int | None, say: Callable[[dict[str, Any]], None], idl
         try:
             options = checked(ask)
             if model is None:
+                import torch
+
                 from tenfold import api
 
+                torch.set_num_threads(max(1, torch.get_num_threads() // 2))  # a training may run beside it
                 # beside a training on the same machine its device is left to it
                 model = api.load(run, step, "cpu" if is_held(run) else "auto")
             for one in model.choices(**options):

@@ -5,7 +5,7 @@
 // name at their top level), and the data in <script type="application/json" id="report">,
 // in which every "<" is written as \u003c:
 //   { "format": 1,
-//     "made": "2026-01-31",                                       when, as text
+//     "made": "2026-01-31",                                       when, and what of the film was left out, as text
 //     "runs": {...},                                              as GET /api/runs gives it
 //     "run": { NAME: {...} },                                     as /api/runs/NAME
 //     "series": { NAME: {...} },                                  as /api/runs/NAME/series
