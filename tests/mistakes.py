@@ -3,6 +3,7 @@ in this process. As a script it makes one and then is the command line: `python 
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from tenfold.data import batches
 from tenfold.data.split import Split
-from tenfold.model import attention
+from tenfold.model import attention, head
 from tenfold.model.gpt import GPT
 from tenfold.recipe import Recipe, lr_at
 from tenfold.training import optimizers, prepare, trainer
@@ -36,6 +37,38 @@ def late_sync(patch: Patch) -> None:
 def undivided_loss(patch: Patch) -> None:
     """The loss is divided by the targets of a micro-step, not by those of the step."""
     patch.setattr(Split, "targets", property(lambda self: self.rows * self.length // self.accum))
+
+
+def undivided_gradient(patch: Patch) -> None:
+    """The loss is shown as it is, but its gradient is not divided by the four micro-steps."""
+
+    def loss(*arguments: Any) -> Tensor:
+        value = head.plain(*arguments)
+        return value + 3 * (value - value.detach())
+
+    patch.setitem(head.LOSSES, "plain", loss)
+
+
+def slow_reader(patch: Patch) -> None:
+    """Reading a micro-batch takes longer than training on it."""
+    plain = batches.Batches.read
+
+    def read(self: batches.Batches, position: int, k: int) -> tuple[Tensor, Tensor]:
+        time.sleep(0.05)
+        return plain(self, position, k)
+
+    patch.setattr(batches.Batches, "read", read)
+
+
+def leak(patch: Patch) -> None:
+    """Something of every step is kept."""
+    plain, kept = trainer.Trainer.step, list[Tensor]()
+
+    def step(self: trainer.Trainer) -> trainer.Step:
+        kept.append(torch.ones(4_000_000))
+        return plain(self)
+
+    patch.setattr(trainer.Trainer, "step", step)
 
 
 def unit_variance(patch: Patch) -> None:
@@ -140,6 +173,9 @@ MISTAKES: dict[str, Callable[[Patch], None]] = {
     for made in (
         late_sync,
         undivided_loss,
+        undivided_gradient,
+        slow_reader,
+        leak,
         unit_variance,
         own_seed,
         tenfold_rate,

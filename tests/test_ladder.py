@@ -116,7 +116,7 @@ def test_rungs_are_measured_and_a_wrong_one_is_caught() -> None:
         [
             rung("naive"),
             Rung("wrong", "Another learning rate", "recipe.lr", 4e-2),
-            Rung("huge", "Does not fit", "model.width", 1 << 22),
+            Rung("huge", "Does not fit", "model.width", 1 << 17),
             Rung("unknown", "No such backend", "speed.attention", "none"),
             Rung("fused", "Fused AdamW", "speed.fused", "yes", slack=100.0),
             Rung("slower", "Refused however fast", "speed.recompute", "blocks", slack=-1000.0),

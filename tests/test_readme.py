@@ -2,8 +2,10 @@
 
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pyarrow
@@ -35,7 +37,7 @@ def parts() -> tuple[list[str], list[str]]:
 
 
 def test_there_are_commands() -> None:
-    assert [[c.split()[0] for c in part].count("tenfold") for part in parts()] == [3, 6]
+    assert [[c.split()[0] for c in part].count("tenfold") for part in parts()] == [4, 6]
 
 
 def test_make_has_the_targets() -> None:
@@ -51,8 +53,8 @@ def test_the_commands_work(tmp_path: Path) -> None:
     """Trainings are cut short and made tiny; nothing else is changed."""
     (tmp_path / "my.txt").write_text("The " + words(4000))
     for line in parts()[0]:
-        if line.startswith("make"):
-            continue  # test_make_has_the_targets
+        if line.startswith(("make", "pip")):
+            continue  # test_make_has_the_targets; the environment of the tests has it
         command = shlex.split(line)
         if command[0] == "torchrun":
             command = [
@@ -68,10 +70,27 @@ def test_the_commands_work(tmp_path: Path) -> None:
             command = [sys.executable, "-m", *command]
         if "train" in command:
             command += [*TINY_OPTIONS, "--speed.precision", "fp32"]
+        if "watch" in command:
+            watched(command, tmp_path)
+            continue
         done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
         assert done.returncode == 0, (line, done.stderr[-2000:])
     assert (tmp_path / "runs/mine/checkpoints/step-000020/model.safetensors").is_file()
     assert (tmp_path / "runs/two/checkpoints/step-000020/model.safetensors").is_file()
+
+
+def watched(command: list[str], folder: Path) -> None:
+    """The page comes up, and ends by Ctrl-C."""
+    server = subprocess.Popen(
+        [*command, "--port", "0"], cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True
+    )
+    assert server.stdout
+    with server, server.stdout:
+        address = next(word for line in server.stdout for word in line.split() if word.startswith("http://"))
+        with urllib.request.urlopen(address, timeout=20) as answer:
+            assert b"tenfold" in answer.read()
+        server.send_signal(signal.SIGINT)
+        assert server.wait(20) == 0
 
 
 def stand_in(tmp_path: Path) -> dict:

@@ -21,10 +21,14 @@ from tenfold.data.batches import Batches
 from tenfold.data.shards import Corpus
 from tenfold.data.statistics import Statistics, statistics
 from tenfold.errors import TenfoldError
+from tenfold.hardware import detect
+from tenfold.ladder import tune
 from tenfold.model import head
 from tenfold.run import Run
 from tenfold.training import checkpoint
+from tenfold.training import vitals as vitals_module
 from tenfold.training.signs import AT_START, SIGNS, WHILE_TRAINING, Signs
+from tenfold.training.speed import Speed
 from tenfold.training.vitals import Diverged, Finite, Growth, Patience, Repeats, Running, Vitals
 from test_runs import Recorder, by_step, train, weights
 from test_runs import run as run  # a fixture
@@ -150,6 +154,55 @@ def test_data_that_repeats(run: Run, tmp_path: Path) -> None:
     again = replace(run, data=str(tmp_path / "again.txt"), tokenizer="bytes", recipe=replace(run.recipe, steps=60))
     train(again, display=told)
     assert "repeated rows" in spoken(told)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "sign", "steps", "rows"),
+    [
+        ("undivided_gradient", "first norm", 2, 32),
+        ("slow_reader", "data wait", 20, 8),
+        ("leak", "memory", 120, 8),
+    ],
+)
+def test_a_mistake_is_told_and_training_goes_on(
+    mistake: str, sign: str, steps: int, rows: int, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the same training without it is silent."""
+    monkeypatch.setattr(vitals_module, "ON_END", 0.5)
+    told, silent = Recorder(), Recorder()
+    small = replace(
+        run, recipe=replace(run.recipe, steps=steps, rows=rows), cadence=replace(run.cadence, eval=0, save=0)
+    )
+    assert train(replace(small, name="right"), display=silent).step == steps
+    assert sign not in spoken(silent)
+    MISTAKES[mistake](monkeypatch)
+    assert train(small, display=told).step == steps
+    assert sign in spoken(told)
+
+
+def test_a_machine_that_is_far_slower_than_when_it_was_tuned(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vitals_module, "ON_END", 0.1)
+    auto = replace(run, speed=Speed(device="cpu"))
+    told, here = Recorder(), detect("cpu")
+    first = train(replace(auto, name="first"))
+    executed = Speed(**rundir.read_run(first.path)["executed"])
+    for name, figure in (("right", 1.0), ("slow", 1e9)):
+        found = tune.Tuned(executed, figure, figure, "2026-01-01")
+        tune.remember(found, run.model, run.recipe.length, here, auto.speed)
+        told = Recorder()
+        train(replace(auto, name=name), display=told)
+        assert ("throughput" in spoken(told)) == (name == "slow")
+    tune.path_of(run.model, run.recipe.length, here).unlink()
+
+
+def test_a_model_that_does_not_learn(run: Run) -> None:
+    """Its rate is next to nothing: no better than a bigram model, and its validation loss stands still."""
+    told = Recorder()
+    steps = 2 * TINY.parameters // (8 * 32) + 20
+    cadence = replace(run.cadence, log=50, eval=20, save=0, eval_rows=8, patience=3)
+    stuck = replace(run, recipe=replace(run.recipe, steps=steps, lr=1e-12, lr_end=1e-12), cadence=cadence)
+    train(stuck, display=told)
+    assert {"bigram", "plateau"} <= spoken(told).keys() <= {"bigram", "plateau", "spike"}
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ SMALLEST_SCALE = 2.0**-14
 SKIPS = 10  # updates left out one after the other until skipping is given up
 ENOUGH = 30  # values before one can be far from the others
 MEMORY = 0.98  # of a running mean, kept at each value
+FALLS = 0.01  # of the training loss; less is noise
 ON_END = 30  # seconds of slow steps before they are told
 LOGS = 5  # whose least memory counts
 FEWEST_ROWS = 256
@@ -141,7 +142,7 @@ class Patience:
         self.since += 1
         if not self.patience or self.since % self.patience:
             return False
-        name = "overfitting" if train < self.train_then else "plateau"
+        name = "overfitting" if train < (1 - FALLS) * self.train_then else "plateau"
         self.signs(name, step, since=self.since, loss=loss, best=self.best, at=self.at, train=train)
         return True
 
