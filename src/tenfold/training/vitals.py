@@ -140,6 +140,8 @@ class Patience:
             self.best, self.at, self.since, self.train_then = loss, step, 0, train
             return False
         self.since += 1
+        if math.isinf(self.train_then):  # the best was before the first step
+            self.train_then = train
         if not self.patience or self.since % self.patience:
             return False
         name = "overfitting" if train < (1 - FALLS) * self.train_then else "plateau"
