@@ -1,6 +1,7 @@
 """metrics.jsonl of a run, followed by byte offset while it grows: its figures in columns, and its marks, the events and
 validations among them. Every reader here bears half-written lines, files that shrink or become others, and none."""
 
+import importlib.util
 import json
 import math
 import zlib
@@ -41,6 +42,16 @@ def blocks(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
         return
 
 
+def decoded(content: bytes) -> Any:
+    """The value of JSON; ValueError if it is none. By orjson, which comes with the page's extra and is four times as
+    fast; a report is made without it, too."""
+    if importlib.util.find_spec("orjson"):
+        import orjson
+
+        return orjson.loads(content)
+    return DECODER.decode(content.decode())
+
+
 def parsed(line: bytes) -> Any:
     """The value of a line, None if it is no JSON."""
     try:
@@ -52,8 +63,8 @@ def parsed(line: bytes) -> Any:
 def records(block: bytes) -> list[Record]:
     """The records of whole lines. What is none is passed over; a number that is no number is None."""
     lines = block.rstrip(b"\n").split(b"\n")
-    try:  # all at once, which takes a fifth less time
-        found = DECODER.decode(f"[{b','.join(lines).decode()}]")
+    try:  # all at once
+        found = decoded(b"[" + b",".join(lines) + b"]")
     except (ValueError, RecursionError):
         found = [parsed(line) for line in lines]
     return [r for r in found if isinstance(r, dict) and type(r.get("step")) is int and abs(r["step"]) < LARGEST]
