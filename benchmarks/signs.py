@@ -63,7 +63,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(1) as reader:
         vitals = Vitals(one, signs, reader.submit(statistics_of, corpus), untrained=True)
-        vitals.statistics.result()
+        assert vitals.statistics
         vitals.step, vitals.logged = timed(vitals.step), timed(vitals.logged)  # type: ignore[method-assign]
         stretch = partial(loop, one, replace(run.cadence, log=10), {}, partial(rundir.append, Path(folder)))
 

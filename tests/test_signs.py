@@ -16,11 +16,11 @@ import torch
 
 from conftest import ROOT, TINY, TINY_OPTIONS, TINY_RECIPE, environment, torchrun
 from mistakes import MISTAKES
-from tenfold import rundir
+from tenfold import api, rundir
 from tenfold.data.batches import Batches
 from tenfold.data.shards import Corpus
 from tenfold.data.statistics import Statistics, statistics
-from tenfold.errors import TenfoldError
+from tenfold.errors import DataError, TenfoldError
 from tenfold.hardware import detect
 from tenfold.ladder import tune
 from tenfold.model import head
@@ -308,6 +308,7 @@ LOG = {"data_wait": 0.01, "tokens_per_second": 1000.0, "memory_bytes": 10**9}
 @pytest.mark.parametrize(("share", "count", "speaks"), [(0.06, 15, True), (0.06, 14, False), (0.04, 50, False)])
 def test_data_wait(watch: Any, share: float, count: int, speaks: bool) -> None:
     vitals, told = watch()
+    vitals.logged(0, LOG | {"data_wait": 1.0}, seconds=100.0)  # the first steps do not count: they compile
     for at in range(2 * count):
         vitals.logged(at, LOG | {"data_wait": 0.0 if at == count else share}, seconds=2.0)
         if at == count:
@@ -499,6 +500,16 @@ def skipping(corpus: Corpus, run: Run, without: int, as_data: bool) -> dict[str,
     return {name: p.detach().clone() for name, p in one.module.named_parameters()}
 
 
+def test_fp16_leaves_a_loss_out_that_is_not_finite_if_it_is_told_to(run: Run, poison: Any) -> None:
+    poison(5)
+    told = Recorder()
+    half = replace(run, speed=replace(run.speed, precision="fp16"))
+    assert train(replace(half, on_nonfinite="skip"), display=told).step == 20
+    assert 5 in [r["step"] for r in told.records if r.get("event") == "skipped"]
+    with pytest.raises(Diverged, match="step 5: loss nan"):
+        train(replace(half, name="stops"))
+
+
 @pytest.mark.parametrize("fused", ["yes", "no"])
 def test_skip_leaves_the_update_out_and_nothing_else(run: Run, corpus: Corpus, poison: Any, fused: str) -> None:
     poison(5)
@@ -522,12 +533,14 @@ def test_skipping_gives_up(run: Run, poison: Any, monkeypatch: pytest.MonkeyPatc
         train(replace(run, on_nonfinite="skip", signs="off"))
 
 
+@pytest.mark.parametrize("parallel", ["none", "fsdp"])
 def test_roll_back_goes_to_the_last_checkpoint_and_leaves_the_rows_out(
-    run: Run, corpus: Corpus, poison: Any, tmp_path: Path
+    run: Run, corpus: Corpus, poison: Any, parallel: str
 ) -> None:
     poison(7)
     told = Recorder()
-    rolls = replace(run, on_nonfinite="rollback")
+    cadence = replace(run.cadence, eval=5)
+    rolls = replace(run, on_nonfinite="rollback", speed=replace(run.speed, parallel=parallel), cadence=cadence)
     done = train(rolls, display=told, stop_at=12)
     assert spoken(told) == {}
     said = next(r for r in told.records if r.get("event") == "rollback")
@@ -541,7 +554,7 @@ def test_roll_back_goes_to_the_last_checkpoint_and_leaves_the_rows_out(
     losses = by_step(done.path, "loss")
     assert list(losses) == list(range(20))
     assert all(math.isfinite(loss) for loss in losses.values())
-    want = skipping(corpus, rolls, 7, as_data=True)
+    want = skipping(corpus, run, 7, as_data=True)
     for name, value in weights(done.path, 20).items():
         assert torch.equal(value, want[name]), name
 
@@ -563,6 +576,31 @@ def test_roll_back_without_a_checkpoint_or_without_end_stops(run: Run, poison: A
     with pytest.raises(Diverged, match="step 5: loss nan"):
         train(replace(rolls, name="again"), display=told)
     assert [r["step"] for r in told.records if r.get("event") == "rollback"] == [5, 5, 5]
+
+
+def test_what_was_told_before_a_roll_back_may_be_told_again() -> None:
+    told: list[dict[str, Any]] = []
+    signs = Signs(told.append, acts=False)
+    signs("weights", 300)
+    signs("weights", 310)
+    signs.went_back(200)
+    signs("weights", 300)
+    assert [r["step"] for r in told] == [300, 300]
+
+
+def test_signs_that_need_the_datas_statistics_are_left_out_where_there_are_none(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards of GPT-2 tokens may be trained on where its vocabulary is not to be had."""
+
+    def missing(corpus: Corpus) -> Statistics:
+        raise DataError("vocab.bpe is missing")
+
+    monkeypatch.setattr(api, "statistics", missing)
+    told = Recorder()
+    assert train(run, display=told).step == 20
+    said = [r["message"] for r in told.records if r.get("event") == "not looked at"]
+    assert said == ["not looked at: first loss, first norm, floor and bigram (vocab.bpe is missing)"]
 
 
 # The table

@@ -311,8 +311,10 @@ def carry_out(
         work.saver.settle()
         steps = checkpoint.saved_steps(work.folder / "checkpoints")
         last = f"the last good checkpoint is {steps[max(steps)]}" if steps else "there is no checkpoint yet"
-        row = trainer.batches.numbered(trainer.position) * run.recipe.rows
-        told = f"{error}; position {trainer.position}, row {row:,} of the data; {last}"
+        step = error.step if isinstance(error, Diverged) else trainer.position
+        row = trainer.batches.numbered(step) * run.recipe.rows
+        rows = f"rows {row:,} to {row + run.recipe.rows - 1:,} of the data"
+        told = f"{error}; position {trainer.position}, {rows}; {last}"
         raise type(error)(told) from None
     finally:
         trainer.batches.close()

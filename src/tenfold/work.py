@@ -156,15 +156,15 @@ class Work:
         path = self.folder / "spikes" / f"step-{step:06d}.json"
         if trainer.world.lead:
             numbers = batches.numbered(step) * split.rows + np.arange(split.rows)
-            rows = [
-                {"start": start, "text": self.corpus.tokenizer.decode(batches.tokens.read(start, split.length))}
-                for start in batches.starts(numbers).tolist()
-            ]
             try:
+                rows = [
+                    {"start": start, "text": self.corpus.tokenizer.decode(batches.tokens.read(start, split.length))}
+                    for start in batches.starts(numbers).tolist()
+                ]
                 path.parent.mkdir(exist_ok=True)
                 write_atomically(path, json.dumps({"step": step, **facts, "rows": rows}, indent=1) + "\n")
-            except OSError as error:
-                return f"; its rows could not be saved ({error.strerror})"
+            except (OSError, TenfoldError) as error:
+                return f"; its rows could not be saved ({error})"
         return f"; its rows are in {path}"
 
     def told(self, step: int, failed: CheckpointError | None) -> None:

@@ -4,7 +4,7 @@ lose."""
 import time
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 import numpy as np
 import torch
@@ -101,6 +101,8 @@ class Batches:
     def skip(self, steps: Iterable[int]) -> None:
         """From now on leave out the rows of these steps of the data, and no others."""
         self.skipped = tuple(sorted(steps))
+        if self.ahead is not None:
+            wait([self.ahead[1]])  # what it reads must not come in between later
         self.ahead = None
 
     def numbered(self, position: int) -> int:

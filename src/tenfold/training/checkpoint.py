@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from tenfold.errors import CheckpointError
@@ -46,6 +47,7 @@ class Snapshot:
 
 def snapshot(trainer: Trainer) -> Snapshot:
     """Copy the state off the device. Every process takes part; only the lead's has the tensors."""
+    whole_no_more(trainer)
     weights: dict[str, Tensor] = {}
     moments: dict[str, Tensor] = {}
 
@@ -56,7 +58,7 @@ def snapshot(trainer: Trainer) -> Snapshot:
 
     for name, parameter in trainer.module.named_parameters():
         keep(weights, name, parameter)
-        for key, value in trainer.optimizer.state[parameter].items():
+        for key, value in trainer.optimizer.state.get(parameter, {}).items():
             keep(moments, f"{key}.{name}", value)
     state = {
         "format": FORMAT,
@@ -67,6 +69,13 @@ def snapshot(trainer: Trainer) -> Snapshot:
         "recipe": asdict(trainer.recipe),
     }
     return Snapshot(weights, moments, state)
+
+
+def whole_no_more(trainer: Trainer) -> None:
+    """Let FSDP2 give its own parameters back, to which the optimizer's moments belong: after a forward without
+    gradients, as in a validation, those outside the blocks stay gathered."""
+    if isinstance(trainer.module, FSDPModule):
+        trainer.module.reshard()
 
 
 def write(folder: Path, saved: Snapshot) -> None:
@@ -292,6 +301,7 @@ def restore(trainer: Trainer, folder: Path) -> None:
 def take_back(trainer: Trainer, folder: Path) -> None:
     """Set a training in progress, its weights too, to a checkpoint of its own. Every process takes part."""
     weights = tensors(folder / WEIGHTS)
+    whole_no_more(trainer)
     with torch.no_grad():
         for name, parameter in trainer.module.named_parameters():
             parameter.copy_(sharded_as(parameter, weights[name]))

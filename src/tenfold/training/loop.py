@@ -136,7 +136,7 @@ class Meter:
             self.losses.append(loss)
             if self.vitals:
                 self.vitals.step(at, loss, norm, rates)
-        if not self.cadence.log or (at % self.cadence.log and applied):
+        if applied and not (self.cadence.log and at % self.cadence.log == 0):
             return
         device = trainer.world.device
         record: Record = {
@@ -160,7 +160,7 @@ class Meter:
         """What is said of an update that was left out."""
         trainer = self.trainer
         what = f"update left out: loss {loss:.4g}, gradient norm {norm}, rows of step {trainer.batches.numbered(at):,}"
-        return what if trainer.scale.skips else f"{what}; loss scale now {trainer.scale.value:g}"
+        return what if trainer.scale.value == 1 else f"{what}; loss scale now {trainer.scale.value:g}"
 
 
 def begin_copy(step: Step, late: bool) -> "tuple[Step, torch.Event | None]":
@@ -187,5 +187,6 @@ def held_memory(device: torch.device) -> int:
     if device.type in ("cuda", "xpu"):
         return torch.get_device_module(device).memory_allocated(device)
     with contextlib.suppress(OSError, ValueError):
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+        return (resident - shared) * os.sysconf("SC_PAGE_SIZE")  # shared: pages of files, the shards' among them
     return peak_memory(device)

@@ -104,5 +104,7 @@ class Skipping(LossScale):
 def loss_scale(name: str, optimizer: torch.optim.Optimizer, fused: bool, skip: bool) -> LossScale:
     """The loss scale that a precision needs, and that leaves out updates that are not finite if `skip`."""
     if PRECISIONS[name].scaled:
-        return DynamicLossScale()
+        scale = DynamicLossScale()
+        scale.skips = skip
+        return scale
     return Skipping(optimizer, fused) if skip else LossScale()

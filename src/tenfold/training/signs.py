@@ -1,7 +1,6 @@
 """Vital signs: what is looked at before the first step and while training, from which value on it speaks, and what it
 says. A sign that `stops` ends the training; the others are told, recorded, and training goes on."""
 
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -195,19 +194,23 @@ class Signs:
 
     def __init__(self, report: Callable[[dict[str, Any]], None], acts: bool = True) -> None:
         self.report, self.acts = report, acts
-        self.told: Counter[str] = Counter()
+        self.told: dict[str, list[int]] = {}
 
     def silent(self, name: str) -> bool:
         """Whether a sign has nothing more to say in this training."""
-        return self.told[name] >= (self.MOST if name == "spike" else 1)
+        return len(self.told.get(name, ())) >= (self.MOST if name == "spike" else 1)
+
+    def went_back(self, step: int) -> None:
+        """Training is at an earlier step again: what was told of later ones may be told again."""
+        self.told = {name: [at for at in steps if at < step] for name, steps in self.told.items()}
 
     def __call__(self, name: str, step: int, **figures: Any) -> None:
         """A sign speaks at a step."""
         if self.silent(name):
             return
-        self.told[name] += 1
+        self.told.setdefault(name, []).append(step)
         sign = SIGNS[name]
         message = sign.message.format(threshold=sign.threshold, step=step, **figures)
         if sign.stops and self.acts:
-            raise Unsound(f"step {step}: {message}; nothing of this was saved; --signs warn goes on all the same")
+            raise Unsound(f"step {step}: {message}; --signs warn goes on all the same")
         self.report({"step": step, "event": "sign", "sign": name, "message": f"warning: {message}"})

@@ -140,19 +140,23 @@ def check_model(trainer: Trainer, untrained: bool, signs: Signs) -> None:
     """The signs `causality` and, of an untrained model, `initial loss`, on random tokens of the run's own shape."""
     config, length = trainer.module.config, trainer.split.length
     draw = torch.Generator().manual_seed(trainer.recipe.seed % 2**62)
-    x = torch.randint(config.vocab, (-(-TRIAL // length), length + 1), generator=draw).to(trainer.world.device)
+    half, count = length // 2, -(-TRIAL // length)
+    x = torch.randint(config.vocab, (count, length + 1), generator=draw).to(trainer.world.device)
     x, y = x[:, :-1], x[:, 1:]
-    half = length // 2
     changed = torch.cat([x[:, :half], (x[:, half:] + 1) % config.vocab], 1)
+    places = torch.linspace(0, length - 1, min(length, TRIAL)).long().tolist()  # all logits may be too many to hold
+    seen = torch.tensor(sorted({*places, max(0, half - 1)}), device=x.device)
+    at = torch.arange(count, device=x.device).repeat_interleave(len(seen)), seen.repeat(count)
     with torch.no_grad(), trainer.eager(), trainer.autocast():
-        before, after = trainer.module(x), trainer.module(changed)
+        before, after = trainer.module(x, at=at), trainer.module(changed, at=at)  # each (places, vocab)
     if half and config.vocab > 1:
-        apart = (before[:, :half] - after[:, :half]).abs().max().item() / (before.abs().max().item() or 1.0)
+        earlier = at[1] < half
+        apart = (before[earlier] - after[earlier]).abs().max().item() / (before.abs().max().item() or 1.0)
         if trainer.world.most(int(not apart <= SIGNS["causality"].threshold)):
             signs("causality", trainer.position, value=apart)
     if untrained:
-        loss = F.cross_entropy(before.flatten(0, 1).float(), y.flatten()).item()
-        low, high = first_loss(config, uniform(config.vocab), y.numel())
+        loss = F.cross_entropy(before.float(), y[at]).item()
+        low, high = first_loss(config, uniform(config.vocab), len(before))
         if trainer.world.most(int(not low <= loss <= high)):
             chance = math.log(config.vocab)
             signs("initial loss", trainer.position, loss=loss, low=low, high=high, chance=chance)

@@ -4,6 +4,7 @@ is told as a sign."""
 import math
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import cached_property
 from typing import Any
 
 from tenfold.data.statistics import Statistics
@@ -166,10 +167,24 @@ class Vitals:
         keep_rows: Callable[[int, dict[str, Any]], str] = lambda step, facts: "",
     ) -> None:
         self.trainer, self.signs, self.untrained, self.keep_rows = trainer, signs, untrained, keep_rows
-        self.statistics, self.tuned = statistics, tuned * trainer.world.size if tuned else None
+        self.computed, self.tuned = statistics, tuned * trainer.world.size if tuned else None
+        self.logs = 0
         self.loss, self.norm = Running(), Running()
         self.repeats, self.epoch = Repeats(), -1
         self.waiting, self.slow, self.growth = 0.0, 0.0, Growth()
+
+    @cached_property
+    def statistics(self) -> Statistics | None:
+        """Of the data; None, which is told, if a process cannot compute them. All processes ask at the same place."""
+        try:
+            found, why = self.computed.result(), ""
+        except TenfoldError as error:
+            found, why = None, str(error)
+        if self.trainer.world.least(int(found is not None)):
+            return found
+        message = f"not looked at: first loss, first norm, floor and bigram ({why or 'another process cannot'})"
+        self.signs.report({"step": self.trainer.position, "event": "not looked at", "message": message})
+        return None
 
     def step(self, at: int, loss: float, norm: float, rates: list[float]) -> None:
         """Look at an update that was applied: its figures and the rates that it had."""
@@ -190,7 +205,9 @@ class Vitals:
 
     def first(self, loss: float, norm: float) -> None:
         """The signs `first loss` and `first norm`."""
-        config, statistics = self.trainer.module.config, self.statistics.result()
+        config, statistics = self.trainer.module.config, self.statistics
+        if statistics is None:
+            return
         targets = self.trainer.split.targets
         low, high = first_loss(config, statistics, targets)
         if not low <= loss <= high:
@@ -214,13 +231,17 @@ class Vitals:
             self.signs("repeated rows", at, value=seen.again / seen.rows)
 
     def went_back(self) -> None:
-        """Rows that come now again were trained on in vain before."""
+        """Training is at an earlier step again. Rows that come now again were trained on in vain before."""
+        self.signs.went_back(self.trainer.position)
         self.trainer.batches.read_rows.clear()
         self.repeats, self.epoch = Repeats(), -1
 
     def logged(self, at: int, record: dict[str, Any], seconds: float) -> None:
         """Look at the figures of a log, those of the machine, over so many seconds."""
         wait, speed, memory = record["data_wait"], record["tokens_per_second"], record["memory_bytes"]
+        self.logs += 1
+        if self.logs == 1:
+            return  # it has the compilation, and whatever else comes once
         self.waiting = self.waiting + seconds if wait > SIGNS["data wait"].threshold else 0.0
         if self.waiting >= ON_END:
             self.signs("data wait", at, value=wait)
@@ -236,7 +257,9 @@ class Vitals:
     def validated(self, at: int, loss: float) -> None:
         """Look at a validation loss, and at the weights of all processes; every process takes part."""
         self.compare_weights(at)
-        config, statistics = self.trainer.module.config, self.statistics.result()
+        config, statistics = self.trainer.module.config, self.statistics
+        if statistics is None:
+            return
         bits = loss / math.log(2) / statistics.bytes_per_token
         if bits < SIGNS["floor"].threshold:
             self.signs("floor", at, loss=loss, value=bits)
