@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parent.parent
-LOCKS = {"requirements.lock": "tenfold[offline]", "requirements-dev.lock": "tenfold[dev]"}
+LOCKS = {"requirements.lock": "tenfold[offline,web]", "requirements-dev.lock": "tenfold[dev]"}
 APART = {"tenfold", "torch"}
 
 
