@@ -211,19 +211,20 @@ function lanesOf(events, at) {
   }));
 }
 
-/** What must be seen before anything else. */
+/** What must be seen before anything else: one line that is always there, so that nothing jumps when a sign speaks. */
 function warn(node, { summary, events }, gone) {
   const signs = events.filter((event) => event.event === "sign");
   const lines = [
     gone && "The folder of this run is gone; what was read of it is still shown.",
-    summary.off && `Validation loss is ${summary.place} the band of right runs: outside tolerance.`,
-    ...signs.slice(-3).map((event) => `Step ${whole(event.step)}: ${saying(event)}`),
-    signs.length > 3 && `${whole(signs.length - 3)} more stand below.`,
+    summary.off && summary.place && `Validation loss is ${summary.place} the band of right runs: outside tolerance.`,
+    ...signs.slice(-1).map((event) => `Step ${whole(event.step)}: ${saying(event)}`),
+    signs.length > 1 && `${whole(signs.length - 1)} more below.`,
   ].filter(Boolean);
-  const key = lines.join("\n");
-  if (node.dataset.key === key) return;
-  node.dataset.key = key;
-  node.replaceChildren(...lines.map((text) => el("p", {}, text)));
+  const text = lines.join(" ") || "No vital sign spoke.";
+  if (node.title === text) return;
+  node.title = text;
+  node.classList.toggle("calm", !lines.length);
+  node.replaceChildren(el("p", {}, text));
 }
 
 /** Events as lists: vital signs, and all others. */
