@@ -23,7 +23,8 @@ from tenfold.data.statistics import Statistics
 from tenfold.model.config import STD, ModelConfig
 
 BELOW, ABOVE = 0.18, 0.12  # nats: about 10.98 they make the band that is known for GPT-2's smallest, 10.8 to 11.1
-DEVIATIONS = 5.0  # of the loss over initial weights and batches, where that is more
+DEVIATIONS = 3.0  # of the loss over initial weights and batches, where that is more
+FEW, RARE = 1000, 5.0  # so many deviations with fewer targets, whose repeats come in lumps
 RUN = 32  # targets in a row that repeat or do not: about 20 in source code, where whole lines do
 NORM_FACTOR = 1.8  # by which the gradient norm of a right run may differ from `first_norm`, either way
 
@@ -90,9 +91,9 @@ def first_loss(config: ModelConfig, statistics: Statistics, targets: int) -> tup
 
     The tied head finds its token again in the stream: the logit of the token just read is higher by
     g = s / sqrt(variance of the stream), which makes targets that repeat it cheaper by g and all others dearer by the
-    share that it takes of the probability, log(1 + (e^g - 1) / V). About that, BELOW and ABOVE, or five standard
-    deviations: those of the targets' mean logit, whose variance is s K times the correlation of two tokens' streams,
-    and of the share of repeats, when they come in runs.
+    share that it takes of the probability, log(1 + (e^g - 1) / V). About that, BELOW and ABOVE, or three standard
+    deviations, five with few targets: those of the targets' mean logit, whose variance is s K times the correlation of
+    two tokens' streams, and of the share of repeats, when they come in runs.
 
     It sees an embedding of unit variance, weights that are too large by five or more, in the head alone too, a loss
     that is twice or half of what it should be, and targets that are the inputs themselves. It does not see weights that
@@ -105,7 +106,7 @@ def first_loss(config: ModelConfig, statistics: Statistics, targets: int) -> tup
     same, mix = shared_targets(config, statistics, targets)
     expected = math.log(config.vocab) + s / 2 + math.log1p(math.expm1(gain) / config.vocab) - repeats * gain
     variance = s * same * (mix + (1 - mix) * alike) + gain**2 * repeats * (1 - repeats) * RUN / targets
-    deviation = DEVIATIONS * math.sqrt(variance)
+    deviation = (DEVIATIONS if targets >= FEW else RARE) * math.sqrt(variance)
     return expected - max(BELOW, deviation), expected + max(ABOVE, deviation)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tenfold.data.statistics import Statistics
 from tenfold.errors import TenfoldError
 from tenfold.recipe import lr_at
-from tenfold.training.initial import NORM_FACTOR, first_loss, first_norm
+from tenfold.training.initial import FEW, NORM_FACTOR, first_loss, first_norm
 from tenfold.training.signs import SIGNS, Signs
 from tenfold.training.start import check_weights
 from tenfold.training.trainer import Trainer
@@ -23,7 +23,6 @@ FALLS = 0.01  # of the training loss; less is noise
 ON_END = 30  # seconds of slow steps before they are told
 LOGS = 5  # whose least memory counts
 FEWEST_ROWS = 256
-FEWEST_TARGETS = 1000  # of fewer the norm depends on which tokens they happen to repeat
 PER_PARAMETER, MOST_TOKENS = 2, 250_000_000  # tokens after which a model should beat its data's bigram model
 
 
@@ -214,7 +213,7 @@ class Vitals:
             chance = math.log(config.vocab)
             self.signs("first loss", 0, loss=loss, low=low, high=high, chance=chance, unigram=statistics.unigram)
         expected = first_norm(config, statistics, targets)
-        if targets >= FEWEST_TARGETS and not expected / NORM_FACTOR <= norm <= expected * NORM_FACTOR:
+        if targets >= FEW and not expected / NORM_FACTOR <= norm <= expected * NORM_FACTOR:
             self.signs("first norm", 0, norm=norm, expected=expected)
 
     def look_at_rows(self, at: int) -> None:
