@@ -115,7 +115,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         if not isinstance(record, dict) or not isinstance(record.get("step"), int):
             continue
         if record.get("event") in BACK:
-            records = [r for r in records if r["step"] < record["step"] or r.get("event") == "rollback"]
+            records = [r for r in records if r["step"] < record["step"]]
         records.append(record)
     return records
 
