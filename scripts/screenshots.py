@@ -41,6 +41,7 @@ def views(run: str, other: str) -> dict[str, tuple[str, Callable[[Page], None]]]
         "compare": (f"#/compare/{run},{other}", nothing),
         "film": (f"#/film/{run}", nothing),
         "play": (f"#/play/{run}", play),
+        "ladder": ("#/ladder/gpt2-124m", nothing),  # where ladders/ lies beside the runs
     }
 
 
