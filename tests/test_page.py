@@ -25,6 +25,7 @@ import pytest
 from conftest import TINY_OPTIONS, environment, words
 from tenfold import filmfile, rundir
 from tenfold.run import preset, to_dict
+from tenfold.watch.report import page as page_of
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -42,7 +43,6 @@ TOKENS, LAYERS, HEADS = 12, 2, 3
 STEPS = (0, 10, 40)
 SCORES = ("previous", "first", "same", "induction", "entropy")
 DATASET = {"name": "HuggingFaceFW/fineweb-edu", "train_tokens": 9_900_000_000}
-PAGE = Path(filmfile.__file__).parent / "watch" / "page"
 
 
 def loss_at(step: int) -> float:
@@ -479,26 +479,6 @@ def test_live_beside_a_training(tmp_path: Path, tab: Open) -> None:
         page.wait_for_selector("text=stopped after")
 
 
-def joined(page: Path, report: dict[str, Any]) -> str:
-    """The page as one file that holds its data, as data.js says."""
-    modules, order = {path.name: path.read_text() for path in page.glob("*.js")}, list[str]()
-
-    def visit(name: str) -> None:
-        for needed in re.findall(r'^import [^;]* from "\./(.*)";$', modules[name], re.M):
-            visit(needed)
-        if name not in order:
-            order.append(name)
-
-    visit("main.js")
-    script = "\n".join(re.sub(r"^import [^;]*;\n|^export ", "", modules[name], flags=re.M) for name in order)
-    data = json.dumps(report).replace("<", "\\u003c")
-    html = re.sub(r"<(link|script).*\n", "", (page / "index.html").read_text())
-    return html.replace("</head>", f"<style>{(page / 'style.css').read_text()}</style></head>").replace(
-        "</body>",
-        f'<script type="application/json" id="report">{data}</script><script type="module">{script}</script></body>',
-    )
-
-
 def test_the_page_is_a_report_of_its_own(folder: Path, address: str, tmp_path: Path, tab: Open) -> None:
     """Joined into one file, with its data in it, it shows the same without any server."""
 
@@ -518,7 +498,7 @@ def test_the_page_is_a_report_of_its_own(folder: Path, address: str, tmp_path: P
         "film": {"right": film},
         "frames": {"right": {step: base64.b64encode(content).decode() for step, content in frames.items()}},
     }
-    (tmp_path / "report.html").write_text(joined(PAGE, report))
+    (tmp_path / "report.html").write_text(page_of(report))
     page = tab((tmp_path / "report.html").as_uri())
     assert facts(page)["training loss"] == f"{loss_at(400):.4f} nats"
     assert page.locator("#folder").inner_text() == "report of 2026-01-31"

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -126,7 +126,8 @@ def train(
         shown.begin(trainer.position, min(stop_at or run.recipe.steps, run.recipe.steps))
         work = Work(run, corpus, folder, shown, report, trainer.position if resumed else -1, known)
         untrained = not resumed and not run.init
-        ending = carry_out(trainer, run, work, report, stop_at, received, untrained)
+        looked = partial(looked_after, trainer, run, work, report, untrained, hardware)
+        ending = carry_out(trainer, run, work, report, stop_at, received, looked)
         if ending <= loop.EARLY:  # a signal wants the process gone
             conclude(known, run, folder, trainer.position, report)
         return Trained(folder, trainer.position, work.val_loss, ending if ending > loop.EARLY else 0)
@@ -289,14 +290,14 @@ def carry_out(
     report: "Reporter",
     stop_at: int | None,
     received: list[int],
-    untrained: bool,
+    looked: Callable[[ThreadPoolExecutor], Vitals | None],
 ) -> int:
     """The loop, with the signs before and around it, and what must be said and done however it ends; why it ended."""
     told = None
     back = Counter[int]()
     try:
         with ThreadPoolExecutor(1, thread_name_prefix="statistics") as reader:
-            vitals = looked_after(trainer, run, work, report, untrained, reader)
+            vitals = looked(reader)
             while True:
                 try:
                     ending = loop.loop(trainer, run.cadence, work.table, report, stop_at, lambda: received[0], vitals)
@@ -331,7 +332,13 @@ def carry_out(
 
 
 def looked_after(
-    trainer: Trainer, run: Run, work: Work, report: "Reporter", untrained: bool, reader: ThreadPoolExecutor
+    trainer: Trainer,
+    run: Run,
+    work: Work,
+    report: "Reporter",
+    untrained: bool,
+    hardware: Hardware,
+    reader: ThreadPoolExecutor,
 ) -> Vitals | None:
     """The signs that are looked at while training; those before it have then been looked at. None if the user wants
     none."""
@@ -340,7 +347,7 @@ def looked_after(
     signs = Signs(report, acts=run.signs == "act")
     found = reader.submit(statistics, work.corpus)
     check_start(trainer, untrained, signs)
-    tuned, _ = recall(run.model, run.recipe.length, detect(run.speed.device), run.speed)
+    tuned, _ = recall(run.model, run.recipe.length, hardware, run.speed)
     same = tuned is not None and replace(tuned.speed, rows="auto") == replace(trainer.speed, rows="auto")
     rate = tuned.tokens_per_second if tuned and same else None
     return Vitals(trainer, signs, found, untrained, rate, partial(work.keep_rows, trainer))

@@ -84,7 +84,7 @@ def join(kind: str) -> World:
     """Enter the process group, or stay in the one that exists; device kind: cpu, cuda, cuda:N, mps or xpu.
 
     Under a launcher every process takes the device of its local rank. What processes of one node exchange stays on
-    loopback; torchrun's own store, by which they find each other, listens everywhere.
+    loopback; the stores by which they find each other, torchrun's and their own, listen everywhere.
     """
     if not dist.is_initialized():
         if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) == int(os.environ.get("WORLD_SIZE", 1)):
