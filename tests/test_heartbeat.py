@@ -41,6 +41,9 @@ def wait():
     print("waits", flush=True)
     time.sleep({LOST + 5})
 
+def hang():
+    time.sleep({10 * LOST})  # while the others wait for it
+
 def fail():
     sys.exit(3)
 
@@ -178,6 +181,25 @@ def test_who_wakes_with_all_others_names_nobody(start: Start) -> None:
         errors = process.communicate(timeout=40)[1]
         assert process.returncode == 0, errors
         assert "not heard of" not in errors
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(90)
+def test_where_all_stand_is_told_when_nothing_moves(start: Start, tmp_path: Path) -> None:
+    """A process that is stuck still beats; who waits for it stands in the exchange."""
+    processes = start("go", "hang", "go", apart=True)
+    told = [process.communicate(timeout=80)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0, 0], told
+    (line,) = [line for line in told[0].splitlines() if line.startswith("tenfold: ")]
+    assert line.startswith(f"tenfold: nothing has moved for {5 * LOST} s: process 0 on ")
+    first, second, third = line.removesuffix(line.partition("; ")[2]).split(", process ")
+    assert "stands at torch.distributed." in first
+    assert "called by tenfold.world.World.most" in first
+    assert f"(pid {processes[1].pid}) stands at __main__.hang, line" in second
+    assert "tenfold.world.World.most" in third
+    assert "tenfold: " not in told[1] + told[2]
+    (record,) = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert (record["event"], record["step"], f"tenfold: {record['message']}") == ("stuck", 7, line)
 
 
 @pytest.mark.slow

@@ -3,9 +3,12 @@ gone, is named within a stated time and the others end, instead of waiting for i
 
 A star: each process writes its own key of the store where all met, the lead reads all of them and the others only the
 lead's, and whom the lead has named. No clocks are compared: who listens counts its own waits since a key last changed,
-so a process that was itself asleep accuses nobody when it wakes. What a thread can see ends there: a process that still
-beats but never comes to the exchange (a deadlock in its data) looks like one that samples, and waits for the exchange's
-own limit, `world.TIMEOUT`.
+so a process that was itself asleep accuses nobody when it wakes.
+
+A thread beats, so a process beats on while its main thread is stuck (a deadlock, a file system that no longer answers)
+and all others wait for it. Each beat therefore tells for how long its main thread has stood at one line. When all of
+them have, the lead says where each stands, and leaves the end to the exchange's own limit, `world.TIMEOUT`: one very
+long call of each looks the same.
 """
 
 import contextlib
@@ -20,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -27,6 +31,7 @@ from tenfold import rundir
 from tenfold.world import TIMEOUT, World, launched
 
 EVERY = 3.0  # seconds between beats, at most
+STUCK = 5  # times the limit of silence: nothing moves
 DONE = "done"  # the last beat of a process that ended well; nobody waits for another
 
 
@@ -57,6 +62,12 @@ class Pulse:
         """The step that this process is at; None is before the first."""
         self.beats = 0
         self.last = ""
+        self.stood: object = None
+        """Where the main thread stood at the last beat, and"""
+        self.still = 0
+        """for how many beats it has stood there."""
+        self.stuck = False
+        """Whether all processes stand still; that was told."""
         self.lost = ""
         """Who is lost, in words; this process is about to end."""
         self.over = threading.Event()
@@ -88,7 +99,10 @@ class Pulse:
     def beat(self) -> None:
         """Write this process's key: something new, and what the others will say if it is the last."""
         self.beats += 1
-        who = {"rank": self.world.rank, "host": socket.gethostname(), "pid": os.getpid(), "step": self.step()}
+        step, (lines, at) = self.step(), standing()
+        self.still, self.stood = self.still + 1 if self.stood == (step, lines) else 0, (step, lines)
+        who = {"rank": self.world.rank, "host": socket.gethostname(), "pid": os.getpid(), "step": step}
+        who |= {"still": self.still, "at": at}
         self.store.set(f"beat/{self.world.rank}", self.last or json.dumps({**who, "beat": self.beats}))
 
     def listen(self) -> None:
@@ -105,6 +119,8 @@ class Pulse:
                 for rank, heard in enumerate(beats):
                     if heard != self.heard[rank]:
                         self.heard[rank], self.silent[rank] = heard, 0
+                if self.world.lead and self.seconds:
+                    self.look()
                 if lost and not self.world.lead:
                     self.leave(lost.decode())
 
@@ -119,15 +135,28 @@ class Pulse:
                 # The store is with process 0, so all that comes by it is silent, too, when that is.
                 self.leave(told([self.heard[rank] for rank in (lost if lost[0] else [0])], self.seconds))
 
+    def look(self) -> None:
+        """Tell once that nothing moves, and where each process stands."""
+        beats = [json.loads(beat) for beat in self.heard if beat != DONE.encode()]
+        limit = STUCK * self.seconds / self.every
+        was, self.stuck = self.stuck, min((who["still"] for who in beats), default=0) > limit
+        if self.stuck and not was:
+            stand = ", ".join(f"{named(who)} stands at {who['at']}" for who in beats)
+            ends = f"end them, unless that is one very long call, or wait {TIMEOUT.seconds // 60} minutes for their end"
+            self.note("stuck", f"nothing has moved for {STUCK * self.seconds} s: {stand}; {ends}")
+
+    def note(self, event: str, message: str, said: str = "") -> None:
+        """Say it, and let the lead write it to the metrics of the run folder, if they exist."""
+        print(f"tenfold: {said or message}", file=sys.stderr, flush=True)
+        if self.world.lead and (self.folder / "metrics.jsonl").exists():
+            with contextlib.suppress(OSError):
+                rundir.append(self.folder, {"step": self.step() or 0, "event": event, "message": message})
+
     def leave(self, lost: str) -> None:
         """Say who is lost, and end, although the main thread waits in an exchange."""
         self.lost, mine = lost, "" if self.world.lead else f"process {self.world.rank}: "
-        told = f"tenfold: {mine}{lost}; this process ends so that the launcher can start all again"
-        print(told, file=sys.stderr, flush=True)
+        self.note("lost", lost, f"{mine}{lost}; this process ends so that the launcher can start all again")
         if self.world.lead:
-            if (self.folder / "metrics.jsonl").exists():
-                with contextlib.suppress(OSError):
-                    rundir.append(self.folder, {"step": self.step() or 0, "event": "lost", "message": lost})
             time.sleep(2 * self.every)  # the others read who is lost, in a store that may end with this process
         os._exit(1)
 
@@ -135,7 +164,26 @@ class Pulse:
 def told(beats: list[bytes], seconds: int) -> str:
     """Processes that are lost, by their last beats."""
     lost = [json.loads(beat) for beat in beats]
-    names = ", ".join(f"process {who['rank']} on {who['host']} (pid {who['pid']})" for who in lost)
+    names = ", ".join(map(named, lost))
     steps = [who["step"] for who in lost if who["step"] is not None]
     at = f"last at step {max(steps):,}" if steps else "before the first step"
     return f"{names} not heard of for {seconds} s, {at}: it hangs, or its machine, its launcher or the network is gone"
+
+
+def named(who: dict[str, Any]) -> str:
+    """A process, by its beat."""
+    return f"process {who['rank']} on {who['host']} (pid {who['pid']})"
+
+
+def standing() -> tuple[list[tuple[str, int]], str]:
+    """Where the main thread of this process stands: the lines of all its calls, and in words the innermost one and the
+    innermost one of tenfold."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    lines, calls = [], []
+    while frame:
+        code = frame.f_code
+        lines.append((f"{code.co_filename} {code.co_qualname}", frame.f_lasti))
+        calls.append(f"{frame.f_globals.get('__name__')}.{code.co_qualname}, line {frame.f_lineno}")
+        frame = frame.f_back
+    own = [call for call in calls if call.startswith("tenfold.")][:1]
+    return lines, ", called by ".join(dict.fromkeys([*calls[:1], *own]))
