@@ -27,6 +27,8 @@ fi
 MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000)) # jobs that share a node each have their own
 
+export SRUN_CPUS_PER_TASK=${SLURM_CPUS_PER_TASK:-1} # since Slurm 22.05 srun does not take it from sbatch
+
 # srun is the launcher, not torchrun, whose own exit code would hide tenfold's.
 # shellcheck disable=SC2016  # the variables are those of each task
 as_rank='export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS

@@ -68,8 +68,9 @@ def test_the_image_gets_what_it_is_made_of_and_nothing_else() -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)  # by number, so that Kubernetes can see that it is not root
 
 
-def test_the_kubernetes_job_fits_together() -> None:
-    claim, job = documents("pytorchjob.yaml")
+def test_the_kubernetes_jobs_fit_together() -> None:
+    claim, preparing = documents("kubernetes-data.yaml")
+    (job,) = documents("pytorchjob.yaml")
     assert (job["apiVersion"], job["kind"]) == ("kubeflow.org/v1", "PyTorchJob")
     replicas = job["spec"]["pytorchReplicaSpecs"]
     assert replicas["Master"]["replicas"] == 1
@@ -86,6 +87,34 @@ def test_the_kubernetes_job_fits_together() -> None:
     assert {mount["name"] for mount in container["volumeMounts"]} == volumes.keys()
     assert volumes["training"]["persistentVolumeClaim"]["claimName"] == claim["metadata"]["name"]
     assert claim["spec"]["accessModes"] == ["ReadWriteMany"]
+    before = preparing["spec"]["template"]["spec"]
+    (maker,) = before["containers"]
+    assert maker["command"][:3] == ["tenfold", "prepare", "fineweb-edu"]
+    assert before["volumes"] == [volumes["training"]]
+    for same in ("image", "workingDir", "securityContext"):
+        assert maker[same] == container[same]  # so that what one writes the other finds, and may read
+    assert before["securityContext"] == pod["securityContext"]
+    assert f"job/{preparing['metadata']['name']}" in (DEPLOY / "pytorchjob.yaml").read_text()
+
+
+def test_the_pods_are_what_kubectl_reads() -> None:
+    """Read into kubectl's own types, which need no cluster, nothing is lost; a misspelt field would be."""
+    replica = documents("pytorchjob.yaml")[0]["spec"]["pytorchReplicaSpecs"]["Master"]
+    pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "x"}, "spec": replica["template"]["spec"]}
+    for given in (documents("kubernetes-data.yaml")[1], pod):
+        command = [tool("kubectl"), "set", "image", "--local", "--filename", "-", "*=x", "--output", "json"]
+        done = subprocess.run(command, input=json.dumps(given), capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert [where.partition("containers")[2] for where in lost(given, json.loads(done.stdout))] == [".0.image"]
+
+
+def lost(given: Any, read: Any, path: str = "") -> list[str]:
+    """Where a value differs from what was read of it, or is missing there."""
+    if isinstance(given, dict | list):
+        parts = given.items() if isinstance(given, dict) else enumerate(given)
+        there = dict(enumerate(read)) if isinstance(read, list) else read or {}
+        return [where for key, value in parts for where in lost(value, there.get(key), f"{path}.{key}")]
+    return [] if given == read else [path]
 
 
 def test_the_kubernetes_job_is_what_kubeflow_reads() -> None:
@@ -95,7 +124,7 @@ def test_the_kubernetes_job_is_what_kubeflow_reads() -> None:
     for name in dir(models):
         if name.startswith("KubeflowOrg"):
             setattr(client.models, name, getattr(models, name))  # where the client looks for a type by its name
-    job = documents("pytorchjob.yaml")[1]
+    (job,) = documents("pytorchjob.yaml")
     api = client.ApiClient()
     read = api.deserialize(SimpleNamespace(data=json.dumps(job)), "KubeflowOrgV1PyTorchJob")
     assert api.sanitize_for_serialization(read) == job
@@ -107,6 +136,9 @@ def test_the_skypilot_tasks_fit_together() -> None:
     assert prepare["file_mounts"] == train["file_mounts"]
     assert train["file_mounts"]["/bucket"]["mode"] == "MOUNT_CACHED"  # the only one that can append and rename
     assert train["resources"]["use_spot"] is True
+    for task in (prepare, train):  # a line that fails must end the setup, whose last one would hide it
+        assert task["setup"].startswith("set -e\n")
+        assert "make setup PYTHON=~/python/bin/python\n" in task["setup"]  # theirs is older than what tenfold needs
     data = re.search(r"--out (\S+)", prepare["run"])
     assert data is not None
     assert f"--data {data[1]}" in train["run"]
@@ -270,7 +302,8 @@ def test_nodes_die_and_come_back(start: Any, tiny: list[str], tmp_path: Path) ->
 
 
 STAND_INS = {  # for Slurm's commands, as far as the script needs them: two tasks, and a note of what was asked for
-    "srun": 'shift; pids=; for i in 0 1; do SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & pids="$pids $!"; done\n'
+    "srun": 'shift; echo "$SRUN_CPUS_PER_TASK" > cpus\n'
+    'pids=; for i in 0 1; do SLURM_PROCID=$i SLURM_LOCALID=$i "$@" & pids="$pids $!"; done\n'
     "worst=0; for pid in $pids; do wait $pid; code=$?; [ $code -gt $worst ] && worst=$code; done; exit $worst",
     "scontrol": 'case $1 in show) echo "$3";; *) echo "$@" >> asked;; esac',
 }
@@ -284,7 +317,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{body}\n")
         (tmp_path / "bin" / name).chmod(0o755)
     job = {"SLURM_JOB_ID": str(os.getpid()), "SLURM_JOB_NODELIST": "localhost"}
-    return {**job, "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2"}
+    return {**job, "SLURM_NTASKS": "2", "SLURM_NTASKS_PER_NODE": "2", "SLURM_CPUS_PER_TASK": "4"}
 
 
 @pytest.mark.slow
@@ -308,6 +341,7 @@ def test_a_slurm_job_ends_after_a_mistake_and_an_array_trains_seeds(
     start: Any, slurm: dict[str, str], tiny: list[str], tmp_path: Path
 ) -> None:
     assert start("slurm.sh", "demo", "--data", "nowhere", **slurm).wait(timeout=60) == 2
+    assert (tmp_path / "cpus").read_text() == "4\n"  # which srun does not take from sbatch by itself
     assert not (tmp_path / "asked").exists()
     done = start("slurm.sh", *tiny, "--stop-at", "2", **slurm, SLURM_ARRAY_TASK_ID="3")
     assert done.wait(timeout=60) == 0
