@@ -1,8 +1,10 @@
-"""What `tenfold watch` takes: to open a run of 100,000 logged steps, to show twenty of them side by side, to list 1,000
-runs, until a new line is told, and how much memory. A server of its own, on loopback.
+"""What `tenfold watch` takes: to open a run of 100,000 logged steps, in Chromium (where that and playwright are) until
+its curves are drawn, to show twenty of them side by side, to list 1,000 runs, until a new line is told, and how much
+memory. Servers of its own, on loopback.
 
     python benchmarks/watch.py"""
 
+import importlib.util
 import json
 import os
 import random
@@ -19,7 +21,12 @@ from urllib.request import urlopen
 from tenfold import rundir
 from tenfold.run import preset, to_dict
 
-STEPS, SIDE_BY_SIDE, LISTED, LINES = 100_000, 20, 1000, 10
+STEPS, SIDE_BY_SIDE, LISTED, LINES, TIMES = 100_000, 20, 1000, 10, 5
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+DRAWN = """(function look() {
+  const drawn = document.querySelectorAll(".chart path.line").length > 6;
+  requestAnimationFrame(drawn ? () => setTimeout(() => { window.drawn = performance.now(); }) : look);
+})()"""
 
 
 def run(path: Path, steps: int) -> Path:
@@ -73,6 +80,35 @@ def delays(server: str, path: Path) -> list[float]:
     return found
 
 
+def watch(folder: Path) -> "subprocess.Popen[str]":
+    """A server for the runs of a folder."""
+    command = [sys.executable, "-m", "tenfold", "watch", str(folder), "--port", "0"]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def drawn(folder: Path) -> list[float]:
+    """Seconds in a new tab until the curves of run-00 are on the screen, by a server that has read nothing yet."""
+    from playwright.sync_api import sync_playwright
+
+    found = []
+    with sync_playwright() as started:
+        browser = started.chromium.launch(executable_path=BROWSER, args=["--no-sandbox"])
+        for _ in range(TIMES):
+            with watch(folder) as process:
+                assert process.stdout is not None
+                server = process.stdout.readline().split()[-1]
+                page = browser.new_page()
+                page.add_init_script(DRAWN)
+                page.goto(f"{server}#/run/run-00", wait_until="commit")
+                while not (milliseconds := page.evaluate("window.drawn")):
+                    time.sleep(0.02)
+                found.append(milliseconds / 1000)
+                page.close()
+                process.terminate()
+        browser.close()
+    return found
+
+
 def main() -> None:
     """Print the figures."""
     with tempfile.TemporaryDirectory(prefix="tenfold-bench-") as temporary:
@@ -83,9 +119,13 @@ def main() -> None:
         short = run(root / "many" / "run-000", 100)
         for i in range(1, LISTED):
             shutil.copytree(short, root / "many" / f"run-{i:03d}")
+        if BROWSER and importlib.util.find_spec("playwright"):
+            times = drawn(root / "long")
+            print(
+                f"its curves are drawn in Chromium after {statistics.median(times):.2f} s, at most {max(times):.2f} s"
+            )
         for folder in ("long", "many"):
-            command = [sys.executable, "-m", "tenfold", "watch", str(root / folder), "--port", "0"]
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            with watch(root / folder) as process:
                 assert process.stdout is not None
                 server = process.stdout.readline().split()[-1]
                 print(f"{folder}: at the start {memory(process.pid)}")

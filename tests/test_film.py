@@ -292,6 +292,18 @@ def test_what_is_read_is_near_what_was_written() -> None:
     assert told["texts"][0]["tokens"][:3] == ["b", "a", " "]
 
 
+def test_the_worst_film_of_gpt2_124m_fits_into_40_megabytes(tmp_path: Path) -> None:
+    """200 snapshots of two texts of 64 tokens, of rows as hard to pack as rows that sum to 1 can be, and their scores:
+    square roots spread evenly over a sphere."""
+    draw = torch.Generator().manual_seed(0)
+    squares = torch.randn(2, 12, 12, 64, 64, generator=draw).tril().square()
+    seen = film.Seen(squares / squares.sum(-1, keepdim=True), torch.randn(2, 64, generator=draw))
+    told = film.described(ModelConfig(), film.texts(np.arange(64), 1024), Bytes())
+    film.record(tmp_path, told, 19073, seen)
+    size = sum(path.stat().st_size for path in (tmp_path / "film").glob("s*"))
+    assert 39.6e6 < 200 * size <= 40e6
+
+
 def test_a_token_that_is_no_text_still_has_a_label() -> None:
     told = film.described(TINY, torch.tensor([[0xC3, 0xA9, 256, 10]]).repeat(2, 1), Bytes())
     assert told["texts"][1]["tokens"] == ["\ufffd", "\ufffd", "<|endoftext|>", "\n"]
@@ -354,14 +366,23 @@ def test_a_later_line_of_a_step_counts_and_half_a_line_does_not(tmp_path: Path) 
         recorded(tmp_path, step)
     with (tmp_path / "film/scores.jsonl").open("a") as file:
         file.write('{"step": 4, "scor')
-    for name in ("a", "b"):
-        rundir.append_line(tmp_path / "film/scores.jsonl", json.dumps({"step": 5, "scores": {name: 1}}))
+    lines = tmp_path / "film/scores.jsonl"
+    for told in ([[["1"]]], [[1]], 1, None, {"a": 1}, {"a": [["x"]]}):
+        rundir.append_line(lines, json.dumps({"step": 5, "thousandths": told}))
+    rundir.append_line(lines, "[]")
     found = filmfile.read_scores(tmp_path)
     assert list(found) == [3, 5]
-    assert found[5] == {"b": 1}
+    for name in ("a", "b"):
+        rundir.append_line(lines, json.dumps({"step": 5, "scores": {name: [[0.25]]}}))  # as films of before have them
+    assert filmfile.read_scores(tmp_path) == {3: found[3], 5: {"b": [[0.25]]}}
+    rundir.append_line(lines, json.dumps({"step": 5, "thousandths": {"a": [[125]]}}))
+    assert filmfile.read_scores(tmp_path) == {3: found[3], 5: {"a": [[0.125]]}}
     assert {name: np.shape(value) for name, value in found[3].items()} == dict.fromkeys([*TARGETS, "entropy"], (2, 2))
     assert filmfile.steps(tmp_path) == [3, 5]
     assert filmfile.steps(tmp_path, 4) == [3]
+    seen = film.look(model(), film.texts(IDS, 32))
+    for name, heads in scores(seen.maps, film.texts(IDS, 32)).items():
+        np.testing.assert_allclose(found[3][name], heads, atol=0.0005001)
     assert filmfile.read_scores(tmp_path / "none") == {}
 
 
@@ -536,6 +557,9 @@ def test_a_film_is_made_from_the_checkpoints(run: Run, capsys: pytest.CaptureFix
     assert list(again) == [5, 10, 15, 20]
     for got, want in zip(again[20][0] + again[20][1], filmed[20][0] + filmed[20][1], strict=True):
         np.testing.assert_array_equal(got, want)
+    shutil.rmtree(done.path / "checkpoints/step-000010")
+    assert call(["film", "tiny"]) == 0
+    assert "tiny: a film of 4 snapshots is in runs/tiny/film" in capsys.readouterr().out
 
 
 def test_a_damaged_checkpoint_is_left_out_and_told(run: Run, capsys: pytest.CaptureFixture[str]) -> None:

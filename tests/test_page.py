@@ -74,7 +74,7 @@ def make_run(root: Path, name: str, last: int = 400, lr: float = 6e-4) -> Path:
     (root / name / "samples").mkdir()
     for step in (0, 200):
         (root / name / "samples" / f"step-{step:06d}.txt").write_text(
-            f"first at {step} {MARKUP}\n---\nsecond at {step}\n"
+            f"first at {step} {MARKUP}\n===== sample 2 =====\nsecond at {step}\n"
         )
     return root / name
 
@@ -122,9 +122,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextlib.contextmanager
-def served(root: Path, port: int = 0) -> Iterator[str]:
+def served(root: Path, port: int = 0, *options: str) -> Iterator[str]:
     """`tenfold watch` of a folder; where its page is."""
-    command = [sys.executable, "-m", "tenfold", "watch", str(root), "--port", str(port)]
+    command = [sys.executable, "-m", "tenfold", "watch", str(root), "--port", str(port), *options]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
     try:
         assert process.stdout is not None
@@ -251,6 +251,27 @@ def test_an_empty_folder_says_what_to_do(tmp_path: Path, tab: Open) -> None:
         assert "tenfold train demo" in page.locator(".empty").inner_text()
 
 
+def test_what_is_filtered_or_gone_is_said_and_not_compared(tmp_path: Path, tab: Open) -> None:
+    names = [f"run-{i}" for i in range(9)]
+    for name in names:
+        make_run(tmp_path, name, 20)
+    with served(tmp_path) as url:
+        page = tab(url)
+        for name in names[:3]:
+            page.get_by_label(f"compare {name}").check()
+        search = page.get_by_role("searchbox", name="filter runs by name")
+        search.fill("run-2")
+        assert page.locator("tbody tr").count() == 1
+        search.fill("other")
+        page.wait_for_selector("text=No run has this in its name.")
+        search.fill("")
+        page.wait_for_selector(".bar a:text-is('Compare 3 runs')")
+        shutil.rmtree(tmp_path / "run-1")
+        page.wait_for_selector(".bar a:text-is('Compare 2 runs')")
+        assert page.locator(".bar a").get_attribute("href") == "#/compare/run-0,run-2"
+        assert page.get_by_text("No run has this in its name.").is_hidden()
+
+
 def test_a_run_shows_what_its_files_hold(address: str, tab: Open) -> None:
     page = tab(f"{address}#/run/right")
     said = facts(page)
@@ -296,6 +317,71 @@ def test_a_run_shows_what_its_files_hold(address: str, tab: Open) -> None:
     assert page.locator(".samples pre:visible").all_inner_texts() == ["second at 0", "second at 200"]
     assert page.get_by_role("row", name="weight decay 0.1").count() == 1
     assert page.get_by_role("row", name="precision auto bf16").count() == 1
+
+
+def labels(page: Any, title: str, kind: str) -> list[str]:
+    """What stands beside an axis of a chart, "x" or "y"."""
+    chart = page.locator("figure.chart").filter(has=page.locator(f".title:text-is('{title}')")).first
+    return list(chart.locator(f"text.{kind}").all_text_contents())
+
+
+def test_a_run_of_one_step_and_one_of_no_finite_value(tmp_path: Path, tab: Open) -> None:
+    """One point is seen, and a place between two steps is none; what cannot be drawn is said."""
+    for name, last in (("one", 0), ("three", 20), ("nothing", 30)):
+        make_run(tmp_path, name, last)
+    file = tmp_path / "nothing" / "metrics.jsonl"
+    file.write_text(re.sub(r'"(loss|grad_norm)": [^,]*', r'"\1": NaN', file.read_text()))
+    (tmp_path / "three" / "metrics.jsonl").write_text(
+        "".join(json.dumps({"step": step, "loss": 3.0 - step, "time": 1e9 + step}) + "\n" for step in range(3))
+    )
+    with served(tmp_path) as url:
+        page = tab(f"{url}#/run/one")
+        until(page, "document.querySelectorAll('.chart circle.dot').length > 6")
+        assert labels(page, "Loss", "x") == ["0 steps", "1"]
+        assert legend(page, "Loss")["right runs"] == "none"  # none is known of the first steps
+        page.goto(f"{url}#/run/three")
+        page.wait_for_selector("dd:text-is('2 of 19,073')")
+        until(page, "document.querySelector('.chart path.line')")
+        assert labels(page, "Loss", "x") == ["0 steps", "1", "2"]
+        page.goto(f"{url}#/run/nothing")
+        page.wait_for_selector("dd:text-is('30 of 19,073')")
+        until(page, "document.querySelectorAll('text.none').length > 1")
+        assert labels(page, "Gradient norm", "none") == ["no finite value"]
+        assert labels(page, "Gradient norm", "y") == []
+        assert page.get_by_text("1 other event", exact=True).count() == 1
+
+
+def test_short_runs_beside_long_ones(tmp_path: Path, tab: Open) -> None:
+    """A close view is not that of the first losses of the shortest run; no two of fifteen runs look alike."""
+    names = [f"run-{i:02d}" for i in range(15)]
+    for name in names:
+        make_run(tmp_path, name, 2000 if name == names[0] else 40)
+    with served(tmp_path) as url:
+        page = tab(f"{url}#/compare/{','.join(names)}")
+        until(page, "document.querySelector('.chart path.line')")
+        assert max(map(float, labels(page, "Training loss", "y"))) < loss_at(20)
+        looks = page.locator(".key .swatch").evaluate_all("all => all.map((one) => one.className + one.style.color)")
+        assert len(set(looks)) == 15
+
+
+def test_a_page_is_loaded_and_drawn_once(address: str, browser: Any) -> None:
+    """A script, a style and an icon, then the figures; and each chart once, not again for its own layout."""
+    page = browser.new_page()
+    page.add_init_script(
+        "window.drawn = 0; const put = Element.prototype.replaceChildren; Element.prototype.replaceChildren = "
+        "function (...all) { window.drawn += this.matches('.plot > svg'); put.apply(this, all); };"
+    )
+    page.goto(f"{address}#/run/right")
+    until(page, "document.querySelectorAll('.chart svg path.line').length > 6")
+    page.wait_for_timeout(500)
+    assert page.evaluate("window.drawn") == page.locator(".plot > svg:visible").count()
+    loaded = page.evaluate("performance.getEntriesByType('resource').map((one) => new URL(one.name).pathname)")
+    assert sorted(one for one in loaded if not one.startswith("/api/")) == [
+        "/page/icon.svg",
+        "/page/main.js",
+        "/page/style.css",
+    ]
+    page.close()
 
 
 def test_the_film_shows_the_maps_of_the_files(address: str, tab: Open) -> None:
@@ -410,6 +496,27 @@ def test_a_server_that_went_away_comes_back(tmp_path: Path, browser: Any) -> Non
         page.wait_for_selector("dd:text-is('200 of 19,073')")
         assert page.get_by_text("The folder of this run is gone").count() == 0
     page.close()
+
+
+def test_a_new_token_is_asked_for(tmp_path: Path, browser: Any) -> None:
+    """On another address each start has a token of its own: a page that stays open says so until it is known."""
+    make_run(tmp_path, "one", 100)
+
+    def here(url: str) -> str:
+        return re.sub("//[^:]*:", "//127.0.0.1:", url)
+
+    context = browser.new_context()
+    page = context.new_page()
+    with served(tmp_path, 0, "--host", "0.0.0.0") as url:
+        page.goto(f"{here(url)}#/run/one")
+        page.wait_for_selector("dd:text-is('100 of 19,073')")
+    with served(tmp_path, int(re.findall(r":(\d+)/", url)[0]), "--host", "0.0.0.0") as url:
+        page.wait_for_selector("text=The server refuses: this needs the token", timeout=20_000)
+        other = context.new_page()
+        other.goto(here(url))
+        other.wait_for_selector("table.runs")
+        page.wait_for_selector("#notice", state="hidden")
+    context.close()
 
 
 def test_live_beside_a_training(tmp_path: Path, tab: Open) -> None:

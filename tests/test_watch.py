@@ -345,7 +345,8 @@ HOSTILE = "<script>alert(1)</script>"
 def test_a_run_is_given_as_its_files_have_it(server: Server) -> None:
     records = [{"step": 0, "event": "start", "time": 1000.0}, *training(120)]
     path = made(server.root, "whole", records)
-    for step, text in ((0, "a\n---\nb"), (100, HOSTILE), (500, "of a part that was taken back")):
+    two = "a\n---\n\n===== sample 2 =====\nb"
+    for step, text in ((0, two), (100, HOSTILE), (500, "of a part that was taken back")):
         (path / "samples").mkdir(exist_ok=True)
         (path / "samples" / f"step-{step:06d}.txt").write_text(text + "\n")
     (path / "checkpoints" / "step-000100").mkdir(parents=True)
@@ -361,9 +362,10 @@ def test_a_run_is_given_as_its_files_have_it(server: Server) -> None:
     assert series["offset"] == (path / "metrics.jsonl").stat().st_size
     assert series["tokens_per_step"] == 524_288
     assert max(map(len, server.json("/api/runs/whole/series?points=20")["series"].values())) <= 22
-    assert server.json("/api/runs/whole/samples/0") == {"step": 0, "texts": ["a", "b"]}
+    assert server.json("/api/runs/whole/samples/0") == {"step": 0, "texts": ["a\n---\n", "b"]}
     assert server.json("/api/runs/whole/samples/100") == {"step": 100, "texts": [HOSTILE]}
-    for absent in ("samples/500", "samples/7", "film", "film/0", "x", "series?points=1", "series?points=x"):
+    numbers = [f"{part}{'9' * 5000}" for part in ("samples/", "film/", "series?points=")]
+    for absent in ("samples/500", "samples/-1", "film", "film/0", "x", "series?points=1", "series?points=x", *numbers):
         assert "error" in server.json(f"/api/runs/whole/{absent}", 400 if "points" in absent else 404)
 
 
@@ -465,6 +467,14 @@ def test_no_link_leads_out_of_a_run(server: Server) -> None:
     (path / "samples").mkdir()
     (path / "samples" / "step-000001.txt").symlink_to("/etc/passwd")
     assert server.json("/api/runs/linked/samples/1", 404)
+
+
+def test_the_pages_script_is_one_answer(server: Server) -> None:
+    """Not one for each module, of which each waits for the one that imports it."""
+    status, headers, body = server.ask("/page/main.js")
+    assert (status, headers["content-type"].partition(";")[0]) == (200, "text/javascript")
+    assert not re.search(rb"^(import|export) ", body, re.M)
+    assert b"function makeChart(" in body
 
 
 def test_ladders_are_found_beside_the_runs(server: Server) -> None:
@@ -583,8 +593,11 @@ def test_several_runs_in_one_stream(server: Server) -> None:
     told = [listener.next("records") for _ in range(2)]
     assert [(t["run"], len(t["records"])) for t in told] == [("one,", 3), ("two", 2)]
     listener.close()
-    for wrong in ("runs=two&offsets=1,2", "runs=two&offsets=x", "runs=two&offsets=-1"):
-        assert server.ask(f"/api/stream?{wrong}")[0] == 400
+    for wrong in ("1,2", "x", "-1", "1,", "1" + "0" * 30, "9" * 5000, "1-2-3"):
+        status, _, body = server.ask(f"/api/stream?runs=two&offsets={wrong}")
+        assert (status, b"give an offset for each of 1 runs" in body) == (400, True), wrong
+        if "," not in wrong:  # a mark of other runs is none
+            assert server.ask("/api/stream?runs=two", Last_Event_ID=wrong)[0] == 400, wrong
 
 
 def test_a_browser_that_stays_open_over_a_restart_goes_on_where_it_was(tmp_path: Path) -> None:

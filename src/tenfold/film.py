@@ -121,10 +121,7 @@ def record(folder: Path, film: dict[str, Any], step: int, seen: Seen) -> Path:
     """Add a snapshot to the film in a run folder, and the heads' scores; where it is. CheckpointError if the folder has
     another film."""
     ids = torch.tensor([text["ids"] for text in film["texts"]])
-    told = {
-        name: [[round(value, 4) for value in row] for row in heads.tolist()]
-        for name, heads in scores(seen.maps, ids).items()
-    }
+    told = {name: heads.tolist() for name, heads in scores(seen.maps, ids).items()}
     filmfile.begin(folder, film)
     return filmfile.write(folder, step, list(seen.maps.numpy()), list(seen.losses.numpy()), told)
 
@@ -141,9 +138,9 @@ def described(model: ModelConfig, ids: Tensor, tokenizer: Tokenizer) -> dict[str
 
 
 def make(folder: Path, text: str, device: str, said: Callable[[str], None]) -> int:
-    """Film a run at all of its whole checkpoints, in order and in fp32; how many there are. The texts are those of the
-    film that it has or, if it has none or a `text` is given, those that `chosen` finds. CheckpointError if there is no
-    checkpoint, or the folder has the film of another model or of other texts."""
+    """Film a run at all of its whole checkpoints, in order and in fp32; how many snapshots its film has then. The texts
+    are those of the film that it has or, if it has none or a `text` is given, those that `chosen` finds.
+    CheckpointError if there is no checkpoint, or the folder has the film of another model or of other texts."""
     saved = rundir.read_run(folder)
     whole = []
     for step, path in checkpoint.saved_steps(folder / "checkpoints").items():
@@ -170,7 +167,7 @@ def make(folder: Path, text: str, device: str, said: Callable[[str], None]) -> i
         record(folder, film, step, seen)
         means = zip(film["texts"], seen.losses[:, 1:].mean(1).tolist(), strict=True)
         said(f"step {step:>6}  " + "  ".join(f"loss on {one['name']} {mean:.3f}" for one, mean in means))
-    return len(whole)
+    return len(filmfile.steps(folder))
 
 
 def chosen(

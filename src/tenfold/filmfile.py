@@ -3,12 +3,14 @@
     film.json        format, layers L, heads H, and the texts, all of T tokens: name, ids, and tokens as text
     step-000123.bin  a snapshot after 123 updates, compressed by zlib (RFC 1950): for each text the maps of all heads,
                      and then for each text the losses of its T tokens in nats, float32, the first of them NaN
-    scores.jsonl     a line a snapshot: its step and the scores of every head, lists of L lists of H numbers
+    scores.jsonl     a line a snapshot: its step and, in thousandths, the scores of every head, by their names lists of
+                     L lists of H whole numbers; films of before have them as "scores", fractions of one
 
 A map is for each layer, for each head, the lower triangle row by row, T (T + 1) / 2 probabilities p. Each is 4 bits,
 round(15 sqrt(p)), whose steps are finest where most of the probabilities lie; two go to a byte, the first into its low
 half, and each text begins at a byte."""
 
+import contextlib
 import json
 import math
 import re
@@ -21,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tenfold.errors import CheckpointError
-from tenfold.files import from_json, write_atomically
+from tenfold.files import content_of, from_json, write_atomically
 from tenfold.rundir import FORMAT, append_line, read_json
 
 FOLDER, FILM, SCORES = "film", "film.json", "scores.jsonl"
@@ -56,10 +58,12 @@ def begin(run: Path, film: dict[str, Any]) -> None:
 def write(
     run: Path, step: int, maps: Sequence[Floats], losses: Sequence[Floats], scores: dict[str, list[list[float]]]
 ) -> Path:
-    """Write the snapshot of a step, and its scores; where it is. maps, for each text: (L, H, T, T); losses: (T,)."""
+    """Write the snapshot of a step, and its scores, from 0 to 1; where it is. maps, for each text: (L, H, T, T);
+    losses: (T,)."""
     path = run / FOLDER / f"step-{step:06d}.bin"
     write_atomically(path, pack(maps, losses))
-    append_line(run / FOLDER / SCORES, json.dumps({"step": step, "scores": scores}, separators=(",", ":")))
+    whole = {name: [[round(1000 * score) for score in row] for row in heads] for name, heads in scores.items()}
+    append_line(run / FOLDER / SCORES, json.dumps({"step": step, "thousandths": whole}, separators=(",", ":")))
     return path
 
 
@@ -79,8 +83,9 @@ def pack(maps: Sequence[Floats], losses: Sequence[Floats]) -> bytes:
 
 
 def unpack(content: bytes, film: dict[str, Any]) -> tuple[list[Floats], list[Floats]]:
-    """The maps, (L, H, T, T), and the losses, (T,), of each text from a snapshot's bytes. Probabilities are within
-    1/30 + 1/900 of what they were, small ones far closer. ValueError if the bytes are not a snapshot of this film."""
+    """The maps, (L, H, T, T), and the losses, (T,), of each text from a snapshot's bytes. The square roots of the
+    probabilities are within 1/30 of what they were, so that large ones are within 1/15 and small ones far closer.
+    ValueError if the bytes are not a snapshot of this film."""
     lengths = [len(text["ids"]) for text in film["texts"]]
     shape = film["layers"], film["heads"]
     counts = [shape[0] * shape[1] * (length * (length + 1) // 2) for length in lengths]
@@ -110,7 +115,7 @@ def unpack(content: bytes, film: dict[str, Any]) -> tuple[list[Floats], list[Flo
 def read(path: Path, film: dict[str, Any]) -> tuple[list[Floats], list[Floats]]:
     """The maps and the losses of a snapshot's file, as `unpack` gives them; CheckpointError if it is damaged."""
     try:
-        return unpack(path.read_bytes(), film)
+        return unpack(content_of(path), film)
     except OSError as error:
         raise CheckpointError(f"snapshot {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -147,15 +152,19 @@ def steps(run: Path, reached: float = math.inf) -> list[int]:
 def read_scores(run: Path) -> dict[int, dict[str, list[list[float]]]]:
     """The scores of every head by step, of a later line for the same step; half-written lines are passed over."""
     try:
-        lines = (run / FOLDER / SCORES).read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = content_of(run / FOLDER / SCORES).decode(errors="replace").splitlines()
     except OSError:
         return {}
     found = {}
     for line in lines:
-        try:
+        with contextlib.suppress(ValueError, AttributeError, KeyError, TypeError):
             record = from_json(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and type(record.get("step")) is int and isinstance(record.get("scores"), dict):
-            found[record["step"]] = record["scores"]
+            scores = record["scores"] if "scores" in record else of_one(record["thousandths"])
+            if type(record["step"]) is int and isinstance(scores, dict):
+                found[record["step"]] = scores
     return dict(sorted(found.items()))
+
+
+def of_one(thousandths: dict[str, list[list[int]]]) -> dict[str, list[list[float]]]:
+    """Scores as fractions of one."""
+    return {name: [[score / 1000 for score in row] for row in heads] for name, heads in thousandths.items()}

@@ -22,11 +22,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tenfold import filmfile
 from tenfold.errors import TenfoldError
 from tenfold.watch.playground import Playground
+from tenfold.watch.report import joined
 from tenfold.watch.runs import Runs, Watched, differing, encoded, own
 from tenfold.watch.stream import event, listen, places
 
 PAGE = Path(__file__).parent / "page"
 LADDER = "ladder.html"  # in a ladder's folder
+WHOLE = re.compile("[0-9]{1,18}")
 FEWEST, MOST = 10, 20_000  # points that a series may be asked for
 LARGEST = 1 << 20  # bytes of a request
 THREADS = 4  # that read files; more would not be faster, and each keeps memory
@@ -54,13 +56,14 @@ def application(root: Path, hosts: set[str] | None, token: str, cookie: str, end
     """
     routes = [
         Route("/", index),
+        Route("/page/main.js", script),
         Mount("/page", StaticFiles(directory=PAGE, check_dir=False)),
         Route("/api/runs", listed),
         Route("/api/runs/{name}", detail),
         Route("/api/runs/{name}/series", series),
-        Route("/api/runs/{name}/samples/{step:int}", sample),
+        Route("/api/runs/{name}/samples/{step}", sample),
         Route("/api/runs/{name}/film", film),
-        Route("/api/runs/{name}/film/{step:int}", frame),
+        Route("/api/runs/{name}/film/{step}", frame),
         Route("/api/compare", compare),
         Route("/api/stream", stream),
         Route("/api/ladders", ladders),
@@ -154,6 +157,14 @@ def known(request: Request, name: str) -> Watched:
     return run
 
 
+def step_of(request: Request) -> int:
+    """The step that a request names; 404 if that is no step."""
+    step = request.path_params["step"]
+    if not WHOLE.fullmatch(step):
+        raise HTTPException(404, f"no step {step[:80]!r}")
+    return int(step)
+
+
 def names(request: Request) -> list[str]:
     """The names in ?runs=, with commas between; a comma in a name is written %2C."""
     given = re.search(r"(?:^|&)runs=([^&]*)", request.url.query)
@@ -171,6 +182,11 @@ def index(request: Request) -> Response:
     return FileResponse(PAGE / "index.html")
 
 
+def script(request: Request) -> Response:
+    """The page's modules as one: asking for each takes longer than all else of a page that is opened anew."""
+    return Response(joined(PAGE), media_type="text/javascript")
+
+
 def listed(request: Request) -> Response:
     return answer(request.app.state.runs.listed())
 
@@ -181,13 +197,13 @@ def detail(request: Request) -> Response:
 
 def series(request: Request) -> Response:
     points = request.query_params.get("points", "1200")
-    if not (points.isascii() and points.isdigit() and FEWEST <= int(points) <= MOST):
-        raise HTTPException(400, f"points {points!r}: give {FEWEST} to {MOST}")
+    if not (WHOLE.fullmatch(points) and FEWEST <= int(points) <= MOST):
+        raise HTTPException(400, f"points {points[:80]!r}: give {FEWEST} to {MOST}")
     return answer(request.app.state.runs.series(run_of(request), int(points)))
 
 
 def sample(request: Request) -> Response:
-    run, step = run_of(request), request.path_params["step"]
+    run, step = run_of(request), step_of(request)
     if (texts := run.texts(step)) is None:
         raise HTTPException(404, "no such file")
     return answer({"step": step, "texts": texts})
@@ -200,9 +216,9 @@ def film(request: Request) -> Response:
 
 
 def frame(request: Request) -> Response:
-    run, step = run_of(request), request.path_params["step"]
+    run, step = run_of(request), step_of(request)
     path = within(run.path, run.snapshot(step))
-    return Response(path.read_bytes(), media_type="application/octet-stream", headers={"Cache-Control": "max-age=60"})
+    return Response(path.read_bytes(), media_type="application/octet-stream")
 
 
 def compare(request: Request) -> Response:

@@ -40,33 +40,35 @@ class Player:
         return self.process
 
     async def play(self, run: Watched, step: int | None, asked: Any, ending: Callable[[], bool]) -> Events:
-        """What the process answers to a request. If the listener goes away before its end, it is told to stop."""
-        async with self.lock:
-            process = await self.started(run, step)
-            assert process.stdin is not None
-            assert process.stdout is not None
-            self.asked += 1
-            over = False
-            process.stdin.write(json.dumps({"id": self.asked, "ask": asked}).encode() + b"\n")
-            try:
-                while not over:
-                    line = None
-                    while line is None:
-                        if ending():
-                            return
-                        with contextlib.suppress(TimeoutError):
-                            line = await asyncio.wait_for(process.stdout.readline(), POLL)
-                    if not line:
-                        over = True
-                        yield "error", {"message": "the process with the model ended; `tenfold watch` printed why"}
+        """What the process answers to a request, whose sender holds the lock. If the listener goes away before its end,
+        it is told to stop."""
+        process = await self.started(run, step)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self.asked += 1
+        over = False
+        process.stdin.write(json.dumps({"id": self.asked, "ask": asked}).encode() + b"\n")
+        try:
+            while not over:
+                line = None
+                while line is None:
+                    if ending():
                         return
-                    answer = json.loads(line)
-                    if answer["id"] == self.asked:  # else it is left of a request that was stopped
-                        over = answer["event"] != "token"
-                        yield answer["event"], answer["data"]
-            finally:
-                if not over:
-                    process.stdin.write(b'{"stop": true}\n')
+                    with contextlib.suppress(TimeoutError):
+                        line = await asyncio.wait_for(process.stdout.readline(), POLL)
+                if not line:
+                    over = True
+                    killed = await process.wait() < 0
+                    why = "was killed, as where memory runs out" if killed else "ended; `tenfold watch` printed why"
+                    yield "error", {"message": f"the process with the model {why}"}
+                    return
+                answer = json.loads(line)
+                if answer["id"] == self.asked:  # else it is left of a request that was stopped
+                    over = answer["event"] != "token"
+                    yield answer["event"], answer["data"]
+        finally:
+            if not over:
+                process.stdin.write(b'{"stop": true}\n')
 
     async def close(self) -> None:
         """End the process."""
@@ -88,14 +90,16 @@ class Playground:
         key = run.path, step, stamp(saved[step] / "state.json") if step in saved else None
         player = self.players.pop(key, None) or Player()
         idle = [other for other, one in self.players.items() if not one.lock.locked()]
-        for other in idle[: max(0, len(self.players) + 1 - MOST)]:
-            await self.players.pop(other).close()
+        closing = [self.players.pop(other) for other in idle[: max(0, len(self.players) + 1 - MOST)]]
         if len(self.players) >= MOST:
             yield "error", {"message": f"{MOST} checkpoints are writing; stop one of them first"}
             return
-        self.players[key] = player  # the last is the one that was asked last
-        async for kind, value in player.play(run, step, asked, ending):
-            yield kind, value
+        self.players[key] = player  # the last is the one that was asked last; others may ask for it from here on
+        async with player.lock:
+            for other in closing:
+                await other.close()
+            async for kind, value in player.play(run, step, asked, ending):
+                yield kind, value
 
     async def close(self) -> None:
         """End all of them."""

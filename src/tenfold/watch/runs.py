@@ -26,8 +26,6 @@ LINE = 100  # bytes of one, about
 POINTS = 160  # of a reference curve
 OPEN = 32  # runs whose figures are held at a time, 5 MB for 100,000 records
 card_of = cache(cards.card_of)
-SEPARATOR = "\n---\n"  # between the texts of a sample
-ENDINGS = ("done", "stopped", "resume", "start")
 
 
 class Watched:
@@ -100,7 +98,7 @@ class Watched:
         path = own(self.path, self.samples().get(step))
         if path is None:
             return None
-        return path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split(SEPARATOR)
+        return rundir.read_samples(path)
 
     def detail(self) -> Record:
         """The run in full, without its figures. CheckpointError if run.json cannot be read."""
@@ -251,8 +249,7 @@ def state(marks: list[Record], offset: int, held: bool) -> str:
     """What became of a run, as `rundir.state` says."""
     if held:
         return "running"
-    ending = next((r["event"] for r in reversed(marks) if r.get("event") in ENDINGS), "")
-    return ending if ending in ("done", "stopped") else "crashed" if offset else "new"
+    return rundir.ending(marks) or ("crashed" if offset else "new")
 
 
 def sparkline(marks: Marks) -> list[float]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tenfold.files import open_whole
 from tenfold.rundir import BACK
 
 Record = dict[str, Any]
@@ -29,7 +30,7 @@ def blocks(path: Path, offset: int) -> Iterator[tuple[int, bytes]]:
     """Whole lines of a file from an offset on, about BLOCK bytes at a time, each block with the offset after it. A line
     without its line feed waits. None of a file that cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_whole(path) as file:
             file.seek(offset)
             begun: list[bytes] = []
             while part := file.read(BLOCK):
@@ -62,18 +63,18 @@ def parsed(line: bytes) -> Any:
 
 def records(block: bytes) -> list[Record]:
     """The records of whole lines. What is none is passed over; a number that is no number is None."""
-    lines = block.rstrip(b"\n").split(b"\n")
+    lines = block.rstrip(b"\n")
     try:  # all at once
-        found = decoded(b"[" + b",".join(lines) + b"]")
+        found = decoded(b"[" + lines.replace(b"\n", b",") + b"]")
     except (ValueError, RecursionError):
-        found = [parsed(line) for line in lines]
+        found = [parsed(line) for line in lines.split(b"\n")]
     return [r for r in found if isinstance(r, dict) and type(r.get("step")) is int and abs(r["step"]) < LARGEST]
 
 
 def head(path: Path) -> bytes:
     """The beginning of a file's first line, once it is whole; nothing before."""
     try:
-        with path.open("rb") as file:
+        with open_whole(path) as file:
             first = file.read(HEAD)
     except OSError:
         return b""
@@ -92,7 +93,7 @@ def is_another(path: Path, offset: int, known: int) -> bool:
     if known and identity(path) != known:
         return True
     try:
-        with path.open("rb") as file:
+        with open_whole(path) as file:
             file.seek(max(0, offset - 1))
             return offset > 0 and file.read(1) != b"\n"
     except OSError:
@@ -227,8 +228,9 @@ def thinned(values: npt.NDArray[np.float32], points: int) -> npt.NDArray[np.int6
     lowest = starts + np.where(missing, np.inf, padded).argmin(1)
     highest = starts + np.where(missing, -np.inf, padded).argmax(1)
     gaps = (starts + missing.argmax(1))[missing.any(1)]  # in the last stretch perhaps beyond the end
-    chosen = np.unique(np.concatenate(([0, count - 1], lowest, highest, gaps)))
-    return chosen[chosen < count]
+    chosen = np.zeros(stretches * width, bool)
+    chosen[np.concatenate(([0, count - 1], lowest, highest, gaps))] = True
+    return np.flatnonzero(chosen[:count])
 
 
 def marked(block: bytes) -> list[tuple[int, bytes]]:
@@ -269,7 +271,7 @@ class Marks(Followed):
         """The records that still stand among the whole lines of a stretch of the file, parsed as they are asked for."""
         begin = max(0, offset)
         try:
-            with self.path.open("rb") as file:
+            with open_whole(self.path) as file:
                 file.seek(begin)
                 stretch = file.read(reach)
         except OSError:

@@ -1,6 +1,7 @@
 """What is new in some runs, as server-sent events: whoever listens is told within a second or so. While nobody does,
 nothing is looked at."""
 
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +17,7 @@ from tenfold.watch.store import blocks, identity, is_another, marked, records
 POLL = 0.5  # seconds
 LISTING = 2  # polls from one look at the list of runs to the next
 HEARTBEAT = 30  # polls without anything new after which a comment keeps the connection
+PLACE = re.compile(r"[0-9]{1,18}(-[0-9]{1,18})?")  # bytes, and an identity
 AGAIN = 1000  # milliseconds after which a browser that lost the server asks again
 
 
@@ -43,12 +45,13 @@ def places(names: list[str], offsets: str, mark: str | None) -> list[Place]:
     """Where a listener wants to go on: by the mark of the last event that it had, else by the offsets that it gives.
     ValueError if these are none."""
     if mark is not None and mark.count(",") == len(names) - 1:
-        pairs = [one.split("-") for one in mark.split(",")]
-        return [Place(name, int(offset), int(known)) for name, (offset, known) in zip(names, pairs, strict=True)]
-    given = [int(one) for one in offsets.split(",")] if offsets else [0] * len(names)
-    if len(given) != len(names) or any(one < 0 for one in given):
-        raise ValueError(f"offsets {offsets!r} are not one for each of {len(names)} runs")
-    return [Place(name, offset) for name, offset in zip(names, given, strict=True)]
+        given = mark.split(",")
+    else:
+        given = offsets.split(",") if offsets else ["0"] * len(names)
+    if len(given) != len(names) or not all(map(PLACE.fullmatch, given)):
+        raise ValueError(f"places {','.join(given)[:80]!r}: give an offset for each of {len(names)} runs, with commas")
+    found = [one.partition("-") for one in given]
+    return [Place(name, int(at), int(known or 0)) for name, (at, _, known) in zip(names, found, strict=True)]
 
 
 def news(runs: Runs, place: Place) -> Iterator[tuple[str, Any, str]]:

@@ -2,9 +2,10 @@
 // a view share. The crosshair follows the pointer or, where a chart has the focus, the arrow keys, and the values under
 // it stand in the legend, whose place never changes.
 
-import { el, mark, write } from "./words.js";
+import { el, isNumber, mark, write } from "./words.js";
 
 const LEFT = 58, RIGHT = 14, TOP = 10, BOTTOM = 24; // pixels around the plot
+const FEW = 2; // points that are not enough for a close view
 const EARLY = 0.1; // share of the axis whose high values a close view leaves out
 const STEPS = [1, 2, 5, 10]; // that ticks may be apart, times a power of ten
 const DIGITS = [[1, 2, 3, 4, 5, 6, 7, 8, 9], [1, 2, 5], [1, 3], [1]]; // where a logarithmic axis may have ticks
@@ -74,12 +75,13 @@ function ticks(low, high, room, axis) {
     for (let power = Math.floor(Math.log10(low)); power <= Math.log10(high); power++) powers.push(10 ** power);
     const all = (digits) => powers.flatMap((power) => digits.map((digit) => +(digit * power).toPrecision(1)));
     const marks = DIGITS.map((digits) => all(digits).filter((value) => value >= low && value <= high));
-    return marks.find((values) => values.length <= room + 1) ?? marks.at(-1);
+    const found = marks.find((values) => values.length <= room + 1) ?? marks.at(-1);
+    if (found.length > 1) return found; // one tells nothing of a scale
   }
   const raw = (high - low) / Math.max(1, room);
   const power = 10 ** Math.floor(Math.log10(raw));
   const usual = power * STEPS.find((size) => size * power >= raw * 0.999);
-  const every = (axis.time && TIMES.find((size) => size >= raw)) || usual;
+  const every = (axis.time && TIMES.find((size) => size >= raw)) || (axis.whole ? Math.max(1, usual) : usual);
   const values = [];
   for (let i = Math.ceil(low / every - 1e-9); i * every <= high + every * 1e-9; i++) {
     values.push(+(i * every).toPrecision(12));
@@ -100,33 +102,36 @@ function extent(values, log) {
   return [low, high];
 }
 
-/** Shape of a line through points, with gaps where a value is not finite. */
+/** Shape of a line through points, with gaps where a value is not finite; one between two gaps is a dot. */
 function path(points, x, y) {
   let text = "", pen = "M";
   for (const [at, value] of points) {
-    if (value === null || !Number.isFinite(value)) pen = "M";
-    else [text, pen] = [`${text}${pen}${x(at).toFixed(1)} ${y(value).toFixed(1)}`, "L"];
+    if (!isNumber(value)) pen = "M";
+    else [text, pen] = [`${text}${pen}${x(at).toFixed(1)} ${y(value).toFixed(1)}${pen === "M" ? "h0" : ""}`, "L"];
   }
   return text;
 }
 
 /** A chart. `show` draws what is handed to it:
  *
- * x: { form, log, time, high }, y: { form, tick, log, close, marks, low, high }: how values are written, beside the
- *   axis too (`tick`), and what the axis is; `close` leaves out what lies above the values after the first tenth;
+ * x: { form, unit, log, time, whole, high }, y: { form, tick, log, close, marks, low, high }: how values are written,
+ *   beside the axis too (`tick`), and what the axis is; `whole` has no ticks between whole numbers, `close` leaves out
+ *   what lies above the values after the first tenth;
  * lines: [{ name, color, points: [[x, y, error or text]], faint, dots, dash, quiet }]: `dots` draws dots, and with
- *   "only" no line between them; `quiet` keeps a line out of the legend;
+ *   "only" no line between them; `dash` is "dashed" or "dotted"; `quiet` keeps a line out of the legend;
  * band: { name, points: [[x, expected, low, high]] }; levels: [{ name, y }]; at: x of an upright line; none: what is
  *   said instead where there is nothing to draw.
  */
 export function makeChart({ title, unit, height = 150, cursor = makeCursor(), legendClass = "" }) {
   const svg = mark("svg", { "aria-hidden": "true", height });
   const legend = el("ul", { class: `legend ${legendClass}` });
-  const plot = el("div", { class: "plot", role: "slider", tabindex: 0, "aria-label": `${title}: crosshair` }, svg);
+  const label = [`${title}: crosshair`, unit].filter(Boolean).join(", ");
+  const plot = el("div", { class: "plot", role: "slider", tabindex: 0, "aria-label": label }, svg);
   plot.style.height = `${height}px`;
   const name = el("figcaption", {}, el("span", { class: "title" }, title), " ", el("small", {}, unit));
   const node = el("figure", { class: "chart" }, name, legend, plot);
   const clip = `clip-${++made}`;
+  let width = 0; // pixels, once it is laid out
   let content = null, x = null, y = null, items = [], pending = 0, over = null, here = null, axesNow = [];
   const shapes = new WeakMap();
 
@@ -135,27 +140,26 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
 
   function draw() {
     pending = 0;
-    const width = plot.clientWidth;
     if (!content || !width) return;
     svg.setAttribute("width", width);
     const right = width - RIGHT, bottom = height - BOTTOM;
     const few = (line) => (line.quiet ? line.points : thin(line.points, 3 * width));
     const lines = content.lines.map((line) => ({ ...line, points: few(line) }));
-    const empty = !lines.some((line) => line.points.length);
-    const xs = extent(lines.flatMap((line) => [line.points[0]?.[0] ?? null, line.points.at(-1)?.[0] ?? null]), false);
+    const empty = !lines.some((line) => line.points.some(([, value]) => isNumber(value)));
+    const ends = lines.flatMap((line) => [line.points[0]?.[0], line.points.at(-1)?.[0]]).filter(isNumber);
+    const xs = content.x.log ? extent(ends, false) : [Math.min(0, ...ends), Math.max(0, ...ends) || 1];
     if (content.x.log) {
       const positive = extent(lines.flatMap((line) => line.points.slice(0, 2).map(([at]) => at)), true)[0];
       xs[0] = xs[0] > 0 ? xs[0] : Math.min(positive, xs[1]) / 2;
       xs[1] = Math.max(xs[1], xs[0] * 2);
-    } else {
-      xs[0] = Math.min(xs[0], 0);
     }
     if (content.x.high) xs[1] = Math.max(xs[1], content.x.high);
     const band = bandWithin(content.band?.points ?? [], xs);
     const start = content.y.close ? xs[0] + (xs[1] - xs[0]) * EARLY : -Infinity;
+    const close = lines.some((line) => line.points.filter(([at]) => at >= start).length > FEW);
     const ys = content.y.marks ? [content.y.low, content.y.high] : extent([
-      ...lines.flatMap((line) => late(line.points, start).flatMap((point) => reach(point, line))),
-      ...late(band, start).flatMap(([, , low, high]) => [low, high]),
+      ...lines.flatMap((line) => late(line.points, start, close).flatMap((point) => reach(point, line))),
+      ...late(band, start, close).flatMap(([, , low, high]) => [low, high]),
       ...(content.levels ?? []).map((level) => level.y), content.y.low ?? null, content.y.high ?? null,
     ], content.y.log);
     const margin = content.y.log ? 0 : (ys[1] - ys[0]) * 0.04;
@@ -167,8 +171,9 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
 
     const parts = [];
     if (empty) {
+      const why = lines.some((line) => line.points.length) ? "no finite value" : content.none ?? "not recorded";
       parts.push(mark("line", { class: "rule", x1: LEFT, x2: right, y1: bottom, y2: bottom }),
-        mark("text", { class: "none", x: (LEFT + right) / 2, y: (TOP + bottom) / 2 }, content.none ?? "not recorded"));
+        mark("text", { class: "none", x: (LEFT + right) / 2, y: (TOP + bottom) / 2 }, why));
     } else {
       for (const value of ticks(ys[0], ys[1], (bottom - TOP) / 34, content.y)) {
         parts.push(mark("line", { class: "rule", x1: LEFT, x2: right, y1: y(value), y2: y(value) }),
@@ -176,7 +181,8 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
       }
       let free = 0;
       for (const value of ticks(xs[0], xs[1], (right - LEFT) / 80, content.x)) {
-        const label = mark("text", { class: "x", x: x(value), y: height - 6 }, content.x.form(value));
+        const words = free ? content.x.form(value) : placed(value); // the unit stands once
+        const label = mark("text", { class: "x", x: x(value), y: height - 6 }, words);
         const half = label.textContent.length * 3.6;
         const middle = Math.min(x(value), right + RIGHT - half);
         if (middle - half < free) continue;
@@ -215,15 +221,20 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
     here.setAttribute("x2", x(content.at));
   }
 
+  /** A place on the horizontal axis with its unit. */
+  function placed(value) {
+    return [content.x.form(value), content.x.unit].filter(Boolean).join(" ");
+  }
+
   function drawn(line) {
     const parts = [];
     if (line.dots !== "only") {
-      const shape = mark("path", { class: `line${line.faint ? " faint" : ""}`, d: kept(line.points) });
+      const kinds = ["line", line.faint && "faint", line.dash].filter(Boolean);
+      const shape = mark("path", { class: kinds.join(" "), d: kept(line.points) });
       shape.style.stroke = line.color;
-      if (line.dash) shape.style.strokeDasharray = line.dash;
       parts.push(shape);
     }
-    if (!line.dots) return parts;
+    if (!line.dots && line.points.length > 1) return parts;
     for (const [at, value, error] of line.points) {
       if (value === null) continue;
       const [left, top] = [x(at), y(value)];
@@ -265,13 +276,14 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
       marks.push(dot);
     }
     if (content.band && items.length > shown().length) {
-      const near = content.band.points[nearest(content.band.points, where ?? main().at(-1)?.[0] ?? 0)];
+      const band = content.band.points, place = where ?? main().at(-1)?.[0] ?? 0;
+      const near = place >= band[0][0] && place <= band.at(-1)[0] && band[nearest(band, place)];
       write(items.at(-1), near ? `${content.y.form(near[2])} to ${content.y.form(near[3])}` : "none");
     }
-    if (where !== null && x(where) <= plot.clientWidth - RIGHT + 1) {
+    if (where !== null && x(where) <= width - RIGHT + 1) {
       marks.unshift(mark("line", { class: "hair", x1: x(where), x2: x(where), y1: TOP, y2: height - BOTTOM }),
-        flag(content.x.form(where), x(where)));
-      words = [`at ${content.x.form(where)}`, ...words];
+        flag(placed(where), x(where)));
+      words = [`at ${placed(where)}`, ...words];
     }
     over?.replaceChildren(...marks);
     const points = main();
@@ -289,7 +301,7 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
   /** Where on the axis the crosshair is, on its foot. */
   function flag(text, at) {
     const half = text.length * 3.7 + 8;
-    const middle = Math.max(half, Math.min(at, plot.clientWidth - half));
+    const middle = Math.max(half, Math.min(at, width - half));
     return mark("g", { class: "flag" },
       mark("rect", { x: middle - half, y: height - 20, width: 2 * half, height: 19, rx: 4 }),
       mark("text", { x: middle, y: height - 6 }, text));
@@ -331,7 +343,11 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
   plot.addEventListener("blur", () => cursor.move(null));
   plot.addEventListener("keydown", press);
   cursor.listen(point);
-  new ResizeObserver(later).observe(plot);
+  new ResizeObserver(([{ contentRect }]) => { // comes after the layout and before anything of it is seen
+    const before = width;
+    width = Math.floor(contentRect.width);
+    if (width !== before) draw();
+  }).observe(plot);
 
   return {
     node,
@@ -342,7 +358,7 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
     },
     show(next) {
       const names = next.lines.filter((line) => !line.quiet).map(({ name, color, faint, dash }) =>
-        [name, color, [faint && "faint", dash && "dashed"]]);
+        [name, color, [faint && "faint", dash]]);
       if (next.band?.points.length) names.push([next.band.name, "", ["shade"]]);
       const key = JSON.stringify(names);
       if (legend.dataset.key !== key) {
@@ -360,10 +376,10 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
   };
 }
 
-/** The points from a place on, or all if few are. */
-function late(points, start) {
+/** The points from a place on; where few are, the last one if that suffices, else all. */
+function late(points, start, close) {
   const after = points.filter(([at]) => at >= start);
-  return after.length > 2 ? after : points;
+  return after.length > FEW ? after : close ? points.slice(-1) : points;
 }
 
 /** What of a point the axis must reach. */

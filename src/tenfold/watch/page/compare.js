@@ -8,7 +8,7 @@ import { badge, crumbs, el, figure, many, plain, runLink } from "./words.js";
 
 const COLORS = 7;
 const NAMED = 5; // runs that small charts name, too
-const DASHES = [null, "7 4", "2 3"]; // once all colours are taken
+const DASHES = [null, "dashed", "dotted"]; // once all colours are taken
 
 const CHARTS = [
   { title: "Training loss", unit: "nats a token, smoothed", key: "loss", loss: true, smooth: true, height: 320 },
@@ -34,7 +34,7 @@ export async function showCompare(main, ...names) {
   const crowded = names.length > NAMED;
   const charts = CHARTS.map((row) => makeChart({ ...row, cursor, legendClass: crowded && !row.loss ? "unseen" : "" }));
   const key = el("ul", { class: "key" }, names.map((name) => {
-    const swatch = el("span", { class: `swatch${look(name).dash ? " dashed" : ""}` });
+    const swatch = el("span", { class: ["swatch", look(name).dash].filter(Boolean).join(" ") });
     swatch.style.color = look(name).color;
     return el("li", {}, swatch, el("a", { href: runLink(name) }, name), " ", badge(runs[name].detail.state));
   }));

@@ -19,7 +19,7 @@ const AGAIN = 1000; // milliseconds until a server that went away is asked again
 
 let told = () => {};
 
-/** Calls `tell(there)` when the server went away or came back. */
+/** Calls `tell(there, why)` when the server went away or came back; `why` is what it says, if it refuses. */
 export function onConnection(tell) {
   told = tell;
 }
@@ -47,6 +47,15 @@ async function said(answer) {
   }
 }
 
+/** Why the server refuses a stream, if it does. */
+async function refusal(address) {
+  try {
+    const answer = await fetch(address);
+    if (!answer.ok) return await said(answer);
+    await answer.body.cancel();
+  } catch {} // it is not there
+}
+
 const json = async (path) => (await ask(path)).json();
 
 /** A snapshot's bytes, inflated. */
@@ -63,9 +72,10 @@ function stream(offsets, on) {
     const at = names.map((name) => offsets[name]).join(",");
     events = new EventSource(`/api/stream?runs=${names.map(part).join(",")}&offsets=${at}`);
     events.onopen = () => (told(true), on.open?.());
-    events.onerror = () => {
-      told(false);
-      if (events.readyState === EventSource.CLOSED) timer = setTimeout(open, AGAIN); // refused: the browser gave up
+    events.onerror = async () => {
+      if (events.readyState !== EventSource.CLOSED) return told(false);
+      timer = setTimeout(open, AGAIN); // refused: the browser gave up
+      told(false, await refusal(events.url));
     };
     for (const kind of ["records", "rewind", "replaced", "gone", "runs"]) {
       events.addEventListener(kind, (event) => {

@@ -3,7 +3,7 @@
 
 import { makeChart, makeCursor } from "./chart.js";
 import { source } from "./data.js";
-import { attention, layoutOf, lossesOf, mapColors, paintMap } from "./frames.js";
+import { attention, layoutOf, lossesOf, mapColors, paintMap, sizeOf } from "./frames.js";
 import { makeHead } from "./head.js";
 import { labelOf, surpriseLegend, tokenText } from "./tokens.js";
 import { choice, el, isNumber, whole, write } from "./words.js";
@@ -34,13 +34,13 @@ export async function showFilm(main, name) {
     return () => {};
   }
   const layouts = layoutOf(film);
-  const frames = makeFrames(name, () => film.steps);
+  const frames = makeFrames(name, () => film.steps, sizeOf(layouts));
   const last = layouts.length - 1; // the text that repeats itself, on which induction shows
   const at = { index: film.steps.length - 1, text: last, layer: 0, head: 0, query: layouts[last].tokens - 1 };
-  let bytes = null, colors = mapColors(), playing = null, poll = null, wanted = 0;
+  let bytes = null, colors = mapColors(), playing = null, poll = null, wanted = 0, left = false;
 
   // The way through training.
-  const slider = el("input", { type: "range", min: 0, max: film.steps.length - 1, step: 1, "aria-label": "snapshot",
+  const slider = el("input", { type: "range", min: 0, step: 1, "aria-label": "snapshot",
     oninput: () => go(+slider.value) });
   const button = el("button", { class: "play", onclick: () => (playing ? pause() : play()) }, "Play");
   const where = el("output", { class: "where" });
@@ -49,9 +49,7 @@ export async function showFilm(main, name) {
     fillTokens();
     draw();
   });
-  const many = film.steps.length > 1;
-  const controls = el("div", { class: "bar controls" },
-    many && button, many && slider, where, film.texts.length > 1 && texts);
+  const controls = el("div", { class: "bar controls" }, button, slider, where, film.texts.length > 1 && texts);
 
   // All heads.
   const canvas = el("canvas", { "aria-hidden": "true" });
@@ -144,8 +142,8 @@ export async function showFilm(main, name) {
     slider.setAttribute("aria-valuetext", where.textContent);
     try {
       bytes = frames.ready(film.steps[index]) ?? (await frames.get(film.steps[index]));
-    } catch (error) {
-      if (mine === wanted) write(says, error.message);
+    } catch {
+      if (mine === wanted) blank();
       return;
     }
     if (mine !== wanted) return;
@@ -153,6 +151,15 @@ export async function showFilm(main, name) {
     canvas.dataset.frameMs = (performance.now() - begin).toFixed(2);
     canvas.dataset.step = film.steps[index];
     frames.ahead(index);
+  }
+
+  /** Of a snapshot that cannot be had nothing is shown, least of all another one. */
+  function blank() {
+    bytes = null;
+    for (const one of [canvas, large]) one.getContext("2d").clearRect(0, 0, one.width, one.height);
+    fillTokens();
+    write(says, `The snapshot of step ${whole(film.steps[at.index])} cannot be read: it is damaged or gone.`);
+    canvas.dataset.step = "";
   }
 
   function draw() {
@@ -315,17 +322,31 @@ export async function showFilm(main, name) {
     write(button, "Play");
   }
 
+  /** Whether a film is this one with what was recorded since. It is not after a roll-back, or of another run by this
+   * name: then what is in memory no longer holds. */
+  function goesOn(next) {
+    const told = ({ layers, heads, texts }) => JSON.stringify([layers, heads, texts]);
+    return told(next) === told(film) && film.steps.every((step, i) => step === next.steps[i]);
+  }
+
+  function fitSlider() {
+    slider.max = film.steps.length - 1;
+    button.hidden = slider.hidden = film.steps.length < 2;
+  }
+
   /** Snapshots that were recorded since; who stands at the newest stays there. */
   async function look() {
     const next = await source.film(name).catch(() => film);
     const fresh = await source.run(name).catch(() => detail);
     head.update(fresh);
-    if (next.steps.join() !== film.steps.join()) {
-      const newest = at.index === film.steps.length - 1, step = film.steps[at.index];
+    if (left) return;
+    if (!goesOn(next)) return dispatchEvent(new Event("hashchange")); // the view begins anew
+    if (next.steps.length > film.steps.length) {
+      const newest = at.index === film.steps.length - 1;
       film = next;
-      slider.max = film.steps.length - 1;
+      fitSlider();
       drawCharts();
-      if (film.steps.length) go(newest ? film.steps.length - 1 : Math.max(0, film.steps.indexOf(step)));
+      go(newest ? film.steps.length - 1 : at.index);
     }
     poll = setTimeout(look, POLL);
   }
@@ -334,32 +355,39 @@ export async function showFilm(main, name) {
   const recolor = () => { colors = mapColors(); draw(); };
   theme.addEventListener("change", recolor);
   new ResizeObserver(() => draw()).observe(one);
+  fitSlider();
   fillTokens();
   choose(film.scores.length ? highest("induction", film.scores.at(-1).scores) : 0, false);
   await go(at.index);
   if (source.live) poll = setTimeout(look, POLL);
-  return () => { pause(); clearTimeout(poll); frames.end(); theme.removeEventListener("change", recolor); };
+  return () => { left = true; pause(); clearTimeout(poll); frames.end(); theme.removeEventListener("change", recolor); };
 }
 
 /** Snapshots in memory: those that are asked for, and the others one by one, nearest first, while there is room. */
-function makeFrames(name, steps) {
+function makeFrames(name, steps, size) {
   const held = new Map(); // step -> bytes, the longest unused first
   let loading = null, here = 0, ended = false;
 
+  /** A snapshot as it is on the disk; an error if it is damaged. */
+  async function read(step) {
+    const bytes = await source.frame(name, step);
+    if (bytes.length !== size) throw new Error("damaged");
+    return keep(step, bytes);
+  }
   function keep(step, bytes) {
     held.delete(step);
     held.set(step, bytes);
-    while (held.size > 1 && held.size * bytes.length > KEPT) held.delete(held.keys().next().value);
+    while (held.size > 1 && held.size * size > KEPT) held.delete(held.keys().next().value);
     return bytes;
   }
   async function next() {
-    const room = Math.floor(KEPT / (held.values().next().value?.length ?? 1)) - 1;
+    const room = Math.floor(KEPT / size) - 1;
     const near = steps().map((step, i) => [Math.abs(i - here - 0.4), step]).sort((a, b) => a[0] - b[0]).slice(0, room);
     const missing = near.find(([, step]) => !held.has(step));
     if (!missing || ended) return (loading = null);
     loading = missing[1];
     try {
-      keep(missing[1], await source.frame(name, missing[1]));
+      await read(missing[1]);
     } catch {
       return (loading = null); // asked for again when it is wanted
     }
@@ -367,7 +395,7 @@ function makeFrames(name, steps) {
   }
   return {
     ready: (step) => (held.has(step) ? keep(step, held.get(step)) : undefined),
-    get: async (step) => keep(step, await source.frame(name, step)),
+    get: read,
     busy: () => loading !== null,
     ahead(index) {
       here = index;

@@ -13,6 +13,9 @@ export function layoutOf(film) {
   return texts;
 }
 
+/** Bytes of a snapshot whose texts lie so. */
+export const sizeOf = (layouts) => layouts.at(-1).losses + 4 * layouts.at(-1).tokens;
+
 /** Losses of a text's tokens, NaN for the first. */
 export function lossesOf(bytes, text) {
   const view = new DataView(bytes.buffer, bytes.byteOffset + text.losses, 4 * text.tokens);

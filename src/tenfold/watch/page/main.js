@@ -55,9 +55,9 @@ function decode(text) {
   }
 }
 
-onConnection((there) => {
+onConnection((there, why) => {
   notice.hidden = there;
-  write(notice, there ? "" : AWAY);
+  write(notice, there ? "" : why ? `The server refuses: ${why}.` : AWAY);
 });
 if (!source.live) {
   document.body.classList.add("report");

@@ -30,6 +30,7 @@ function stateOf(run) {
 }
 
 function left(run) {
+  if (run.state === "new") return "not begun";
   if (run.state !== "running") return ago(run.updated);
   return isNumber(run.seconds_left) ? `${span(run.seconds_left)} left` : "time left unknown";
 }
@@ -65,9 +66,10 @@ export async function showOverview(main) {
     el("thead", {}, el("tr", {}, source.live && el("th", { scope: "col" }, el("span", { class: "unseen" }, "compare")),
       el("th", { scope: "col" }, "run"), head)), body));
   const empty = el("div", { class: "empty", hidden: true });
+  const none = el("p", { class: "soft", role: "status", hidden: true }, "No run has this in its name.");
   const ladders = el("p", { class: "ladders" });
   main.append(el("h1", { tabindex: -1 }, "Runs"), source.live ? el("div", { class: "bar" }, compare, hint, search) : "",
-    table, more, empty, ladders);
+    table, none, more, empty, ladders);
 
   function pick(name, on) {
     if (on) chosen.add(name);
@@ -81,8 +83,8 @@ export async function showOverview(main) {
 
   function rowOf(run) {
     if (rows.has(run.name)) return rows.get(run.name);
-    const cells = COLUMNS.map(({ name, text, wide }) =>
-      el("td", { "data-label": name, class: text ? "number" : wide && "wide-cell" }));
+    const cells = COLUMNS.map(({ name, unit, text, wide }) =>
+      el("td", { "data-label": unit ? `${name}, ${unit}` : name, class: text ? "number" : wide && "wide-cell" }));
     const box = el("input", { type: "checkbox", "aria-label": `compare ${run.name}`, disabled: Boolean(run.error),
       onchange: () => pick(run.name, box.checked) });
     const preset = el("small", { class: "soft" });
@@ -98,6 +100,7 @@ export async function showOverview(main) {
     const shown = all ? wanted : wanted.slice(0, AT_ONCE);
     place(body, shown.map((run) => rowOf(run).node));
     for (const run of shown) update(run);
+    none.hidden = shown.length > 0 || !list.length;
     more.hidden = shown.length === wanted.length;
     write(more, `Show all ${whole(wanted.length)} runs`);
     search.hidden = list.length < FILTER_FROM;
@@ -109,10 +112,11 @@ export async function showOverview(main) {
     const row = rowOf(run);
     write(row.preset, run.error ? run.error : run.preset || "no preset");
     COLUMNS.forEach((column, i) => {
-      const key = column.text ? dash(column.text(run)) : column.key(run);
+      const none = run.error && column.name !== "state"; // nothing is known of one that cannot be read
+      const key = none ? "" : column.text ? dash(column.text(run)) : column.key(run);
       if (row.keys[i] === key) return;
       row.keys[i] = key;
-      if (column.text) write(row.cells[i], key);
+      if (none || column.text) write(row.cells[i], key);
       else row.cells[i].replaceChildren(...[column.node(run)].flat().filter(Boolean));
     });
   }
@@ -131,6 +135,11 @@ export async function showOverview(main) {
       if (!list.length && !empty.children.length) {
         empty.append(el("p", {}, `There is no run in ${found.folder} yet. Start one, and it appears here:`),
           el("pre", {}, "tenfold train demo"));
+      }
+      const names = new Set(list.map((run) => run.name));
+      for (const name of [...rows.keys()].filter((one) => !names.has(one))) {
+        rows.delete(name); // what is gone cannot be compared, nor is it chosen if it comes back
+        pick(name, false);
       }
       arrange();
     }

@@ -2,7 +2,7 @@
 
 import { source } from "./data.js";
 import { makeHead } from "./head.js";
-import { labelOf, surpriseLegend, tokenText } from "./tokens.js";
+import { exactly, surpriseLegend, tokenText } from "./tokens.js";
 import { el, percent, whole } from "./words.js";
 
 // The settings: what each is called, and its limits.
@@ -77,9 +77,9 @@ function makePane(step) {
       const bar = el("span", { class: "share" });
       bar.style.setProperty("--share", p);
       return el("li", { class: text === token.text ? "taken" : null },
-        el("span", { class: "mono" }, labelOf(text)), bar, el("span", { class: "number" }, percent(p)));
+        el("span", { class: "mono" }, exactly(text)), bar, el("span", { class: "number" }, percent(p)));
     });
-    others.replaceChildren(el("p", {}, el("strong", { class: "mono" }, labelOf(token.text)), ` ${percent(token.p)}`,
+    others.replaceChildren(el("p", {}, el("strong", { class: "mono" }, exactly(token.text)), ` ${percent(token.p)}`,
       token.given && el("span", { class: "soft" }, " given")), el("ol", {}, rows));
     others.hidden = false;
     const space = others.parentElement.clientWidth - others.offsetWidth;

@@ -21,7 +21,7 @@ const ROUTINE = new Set(["start", "save", "done"]);
 const SMALL = [
   { title: "Learning rate", unit: "", keys: { lr: "learning rate" }, form: figure, low: 0 },
   { title: "Gradient norm", unit: "before clipping", keys: { grad_norm: "norm" }, form: figure, log: true },
-  { title: "Loss scale", unit: "fp16", keys: { scale: "scale" }, form: figure, log: true, optional: true },
+  { title: "Loss scale", unit: "fp16", keys: { scale: "scale" }, form: plain, log: true, optional: true },
   { title: "Throughput", unit: "tokens a second", keys: { tokens_per_second: "tokens/s" }, form: many, low: 0 },
   { title: "MFU", unit: "of the device's peak rate", keys: { mfu: "MFU" }, form: percent, low: 0,
     none: "unknown: no peak rate of this device" },
@@ -31,9 +31,9 @@ const SMALL = [
 
 /** What the horizontal axis is: a record's place on it, how that is written, and its unit. */
 export const AXES = {
-  steps: { of: (run) => (point) => point[0], form: whole, unit: "steps" },
-  tokens: { of: (run) => (point) => point[0] * (run.tokensPerStep || 1), form: many, unit: "tokens" },
-  time: { of: since, form: span, unit: "time since the start", time: true },
+  steps: { of: (run) => (point) => point[0], form: whole, unit: "steps", whole: true },
+  tokens: { of: (run) => (point) => point[0] * (run.tokensPerStep || 1), form: many, unit: "tokens", whole: true },
+  time: { of: since, form: span, time: true },
 };
 export const axes = { x: "steps", log: "linear", y: "close" }; // as chosen last, for every view
 
@@ -177,7 +177,6 @@ const withUnit = (text, unit) => (text === "unknown" ? text : `${text} ${unit}`)
 
 /** MFU through the run: the throughput, times what the server found for the last one. */
 function mfu(series, summary, at) {
-  if (series.mfu) return plotted(series.mfu, at);
   if (!isNumber(summary.mfu) || !summary.tokens_per_second) return [];
   const rate = summary.mfu / summary.tokens_per_second;
   return (series.tokens_per_second ?? []).map((point) => [at(point), point[2] === null ? null : point[2] * rate]);
@@ -250,7 +249,7 @@ function makeHappened() {
       signs.replaceChildren(...spoke.slice(-EVENTS).map(item));
       rest.replaceChildren(...others.slice(-EVENTS).reverse().map(item));
       const listed = others.length > EVENTS ? `, of which the newest ${EVENTS} are listed` : "";
-      write(count, `${whole(others.length)} other events${listed}`);
+      write(count, `${whole(others.length)} other event${others.length === 1 ? "" : "s"}${listed}`);
     },
   };
 }

@@ -3,6 +3,7 @@
 
 import { el } from "./words.js";
 
+const HALF = "\u200a"; // where a token is but half a character there is no text yet, but something to point at
 const STRONGEST = 8; // nats of the strongest colour, a probability of 0.03 %
 
 /** How strongly a loss is coloured, from 0 to 1; a loss that is unknown is not. */
@@ -14,6 +15,9 @@ export const visible = (text) => text.replaceAll("\n", "⏎\n");
 /** A token as a label of one line. */
 export const labelOf = (text) =>
   text.replaceAll("\n", "⏎").replaceAll("\t", "⇥").replace(/^ +$/, "␣").trim() || "∅";
+
+/** The same with every space marked: two of the likeliest tokens may differ in one. */
+export const exactly = (text) => labelOf(text.replaceAll(" ", "␣"));
 
 /** A list of tokens that flows like text. `chosen(index, node)` is called when a token is pointed at, focused or
  * clicked; arrow keys go from one to the next, and only one of them is a stop of the Tab key. */
@@ -52,7 +56,7 @@ export function tokenText(label, chosen) {
       const token = el("span", {
         class: `token${given ? " given" : ""}`, role: "option", "aria-selected": false,
         tabindex: node.children.length ? -1 : 0, "aria-label": `${labelOf(text)}: ${description}`,
-      }, visible(text));
+      }, visible(text) || HALF);
       token.style.setProperty("--surprise", strength(loss));
       node.append(token);
     },

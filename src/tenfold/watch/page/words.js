@@ -80,6 +80,7 @@ export function plain(value) {
   if (value === null || value === undefined) return "unknown";
   if (value === "") return "none";
   if (typeof value === "boolean") return value ? "yes" : "no";
+  if (Array.isArray(value)) return value.map(plain).join(" ") || "none";
   if (typeof value === "number") return Number.isInteger(value) ? whole(value) : figure(value);
   return typeof value === "string" && value.trim() ? value : JSON.stringify(value);
 }
