@@ -153,6 +153,14 @@ def mask_off_by_one(patch: Patch) -> None:
     patch.setitem(attention.KERNELS, "sdpa", off)
 
 
+def mask_off_in_training(patch: Patch) -> None:
+    """The same, where gradients are wanted: evaluation and sampling take another kernel, which is right."""
+    right = attention.KERNELS["sdpa"]
+    mask_off_by_one(patch)
+    wrong = attention.KERNELS["sdpa"]
+    patch.setitem(attention.KERNELS, "sdpa", lambda q, k, v: (wrong if torch.is_grad_enabled() else right)(q, k, v))
+
+
 def unmoved_targets(patch: Patch) -> None:
     """Targets are the inputs themselves."""
     plain = batches.load
@@ -185,6 +193,7 @@ MISTAKES: dict[str, Callable[[Patch], None]] = {
         decay_everything,
         forgotten_parameter,
         mask_off_by_one,
+        mask_off_in_training,
         unmoved_targets,
         nothing,
     )

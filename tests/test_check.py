@@ -76,7 +76,22 @@ def test_the_example_of_each_program_is_read(tmp_path: Path) -> None:
 
 def test_a_run_that_went_back_counts_as_it_went_on(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("0 val 11.0\n250 val 9.0\n500 val 8.0\n750 val 7.0\n500 val 5.3\n")
-    assert read_log(tmp_path / "log").losses == {0: 11.0, 250: 9.0, 500: 5.3}
+    log = read_log(tmp_path / "log")
+    assert (log.losses, log.back) == ({0: 11.0, 250: 9.0, 500: 5.3}, (500,))
+
+
+def test_a_log_that_goes_back_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log").write_text(
+        "".join(f"{s} val {loss}\n" for s, loss in reversed(right(range(250, 1_001, 250)).items()))
+    )
+    code, out = told([tmp_path / "log", "--curve", "fineweb-edu-124m"], capsys)
+    assert (code, "the log goes back at step 750 and 2 times more: of steps that" in out) == (0, True)
+
+
+@pytest.mark.parametrize("end", ["", "\x1b[0m", ", lr 6.0e-04", "  "])
+def test_what_stands_around_a_line_of_nanogpt_makes_no_difference(end: str, tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(f"[rank0]: step 250: train loss 6.1612, val loss 6.1668{end}\n")
+    assert read_log(tmp_path / "log").losses == {250: 6.1668}
 
 
 @pytest.mark.parametrize(
@@ -95,6 +110,18 @@ def test_half_a_line_is_passed_over(end: str, losses: dict[int, float], tmp_path
     assert read_log(tmp_path / "log").losses == losses
 
 
+def test_a_large_file_that_is_no_log_is_not_read_to_its_end(tmp_path: Path) -> None:
+    with (tmp_path / "weights").open("wb") as file:
+        file.truncate(1 << 40)  # a terabyte, of which the disk holds nothing
+    with pytest.raises(DataError, match="weights is no log that tenfold reads"):
+        read_log(tmp_path / "weights")
+
+
+def test_a_mark_of_the_encoding_is_no_part_of_the_first_line(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text("0 val 10.9366\n250 val 6.1668\n", encoding="utf-8-sig")
+    assert list(read_log(tmp_path / "log").losses) == [0, 250]
+
+
 def test_a_loss_that_is_no_number_is_kept(tmp_path: Path) -> None:
     (tmp_path / "log").write_text("0 val 10.9366\n250 val nan\n500 val inf")
     losses = read_log(tmp_path / "log").losses
@@ -110,6 +137,7 @@ def test_a_loss_that_is_no_number_is_kept(tmp_path: Path) -> None:
         ("To be, or not to be: that is the question.\n", "is no log that tenfold reads"),
         ("0 train 10.9\n1 train 10.8\n", "is a log of build-nanogpt without a validation loss; give one that has"),
         ("iter 10: loss 9.1234, time 100.00ms, mfu 3.00%\n", "is a log of nanoGPT without a validation loss"),
+        (f"{'9' * 5000} val 3.0\n", "is a log of build-nanogpt without a validation loss"),
     ],
 )
 def test_what_is_no_log_is_told_in_one_line(text: str, message: str, tmp_path: Path) -> None:
@@ -530,6 +558,28 @@ def test_a_run_that_follows_no_curve_is_told_why(
     assert "data is not known, there HuggingFaceFW/fineweb-edu" in told(["fast"], capsys)[1]
 
 
+def test_a_run_without_a_validation_still_has_its_signs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of(RUN, DATASET, Log("", {}, {}), Path("runs/new"))
+    code, out = told(["new"], capsys)
+    assert (code, out.splitlines()[-1]) == (0, "no vital sign spoke")
+    assert "has no validation that fineweb-edu-124m knows a loss for (steps none)" in out
+    rundir.append(Path("runs/new"), {"step": 0, "event": "stopped", "message": "step 0: an untrained model has a loss"})
+    code, out = told(["new"], capsys)
+    assert (code, out.splitlines()[1:]) == (1, ["stopped: step 0: an untrained model has a loss"])
+
+
+def test_a_run_whose_signs_are_off_is_not_said_to_be_silent(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder_of(replace(preset("demo"), signs="off"), {}, Log("", {}, {}), Path("runs/off"))
+    code, out = told(["off"], capsys)
+    assert (code, out.splitlines()[-1]) == (0, "vital signs were not looked at (--signs off)")
+
+
 def test_mistakes_are_one_line_and_exit_code_2(tenfold: Tenfold, tmp_path: Path) -> None:
     (tmp_path / "poem").write_text("Roses are red\n")
     for arguments in (["nothing"], ["poem"], ["poem", "--curve", "x"], [tmp_path]):
@@ -537,3 +587,10 @@ def test_mistakes_are_one_line_and_exit_code_2(tenfold: Tenfold, tmp_path: Path)
         assert done.returncode == 2, arguments
         assert len(done.stderr.splitlines()) == 1, done.stderr
         assert done.stderr.startswith("tenfold: ")
+
+
+def test_a_score_without_an_error_is_no_score_of_all() -> None:
+    """Of one item there is none."""
+    scored = {"step": 11_500, "hellaswag_acc_norm": 1.0}
+    assert from_records([{**scored, "hellaswag_acc_norm_error": None}]).hellaswag == {}
+    assert from_records([{**scored, "hellaswag_acc_norm_error": 0.0045}]).hellaswag == {11_500: 1.0}

@@ -57,9 +57,8 @@ def measure(model: GPT, x: Tensor, y: Tensor) -> tuple[float, float]:
 def fits(measured: tuple[float, float], config: ModelConfig, known: Statistics, targets: int) -> tuple[bool, bool]:
     """Whether a loss and a norm are those of a right first step."""
     low, high = first_loss(config, known, targets)
-    return low <= measured[0] <= high, 1 / NORM_FACTOR <= measured[1] / first_norm(
-        config, known, targets
-    ) <= NORM_FACTOR
+    norm = first_norm(config, known, targets)
+    return low <= measured[0] <= high, norm / NORM_FACTOR <= measured[1] <= norm * NORM_FACTOR
 
 
 @pytest.mark.parametrize("variance", [0.0128, 0.0512, 0.307, 0.64])
@@ -145,6 +144,14 @@ def test_any_vocabulary_has_its_prediction(share: np.ndarray) -> None:
     known, x, y = drawn(share, 16, 32)
     config = ModelConfig(2, 2, 64, context=32, vocab=len(share), padded_vocab=50304 if len(share) == 50257 else 0)
     assert fits(measure(GPT(config).initialise(0), x, y), config, known, y.numel()) == (True, True)
+
+
+def test_a_vocabulary_of_one_has_nothing_to_learn() -> None:
+    config = ModelConfig(1, 1, 1600, context=8, vocab=1, padded_vocab=0)
+    known, x = even(1), torch.zeros(1, 8, dtype=torch.int64)
+    measured = measure(GPT(config).initialise(0), x, x)
+    assert measured == (0, 0)
+    assert fits(measured, config, known, 8) == (True, True)
 
 
 def test_text_that_repeats_its_tokens_begins_lower() -> None:

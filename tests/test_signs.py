@@ -72,6 +72,7 @@ def test_going_on_is_silent(run: Run) -> None:
         ("decay_everything", "groups"),
         ("forgotten_parameter", "groups"),
         ("mask_off_by_one", "causality"),
+        ("mask_off_in_training", "causality"),
         ("unmoved_targets", "targets"),
     ],
 )
@@ -144,6 +145,12 @@ def test_a_block_that_is_read_again_and_again(run: Run, monkeypatch: pytest.Monk
     told = Recorder()
     train(replace(run, recipe=replace(run.recipe, steps=60)), display=told)
     assert "repeated rows" in spoken(told)
+
+
+def test_short_rows_come_again_in_any_text(run: Run) -> None:
+    told = Recorder()
+    train(replace(run, recipe=replace(run.recipe, length=4, steps=60)), display=told)
+    assert spoken(told) == {}
 
 
 def test_data_that_repeats(run: Run, tmp_path: Path) -> None:
@@ -576,6 +583,8 @@ def test_roll_back_without_a_checkpoint_or_without_end_stops(run: Run, poison: A
     with pytest.raises(Diverged, match="step 5: loss nan"):
         train(replace(rolls, name="again"), display=told)
     assert [r["step"] for r in told.records if r.get("event") == "rollback"] == [5, 5, 5]
+    (left,) = [r["message"] for r in rundir.read_metrics(Path("runs/again")) if r.get("event") == "rollback"]
+    assert left.endswith("the rows of steps 5, 6, 8 are left out from now on")  # the last line tells of all
 
 
 def test_what_was_told_before_a_roll_back_may_be_told_again() -> None:

@@ -35,37 +35,47 @@ def check(arguments: Sequence[str]) -> int:
     """tell whether a run is right: its vital signs, and the published curve of its recipe"""
     options: CheckOptions = parse(CheckOptions, arguments, "check")
     from tenfold import rundir
-    from tenfold.track.verdict import by_signs, judge
+    from tenfold.track.verdict import judge
 
     path = Path(options.run)
     try:
         folder = None if path.is_file() else rundir.find(options.run)
     except CheckpointError as error:
         raise CheckpointError(f"{error}, or the log of another program") from None
-    signs, wrong = by_signs(rundir.read_metrics(folder)) if folder else ([], False)
+    signs, wrong = _signs(folder) if folder else ([], False)
     try:
         what, log, curve, tokens, notes, widened = _of_run(folder, options) if folder else _of_log(path, options)
-    except NoCurve as why:
-        print("\n".join((f"{why}", *signs)))
+        verdict = judge(curve, log, tokens, widened)
+        if verdict is None:
+            seen = ", ".join(f"{step:,}" for step in list(log.losses)[:6]) or "none"
+            raise NotCompared(
+                f"{what} has no validation that {curve.name} knows a loss for (steps {seen}); it knows step 0 and "
+                f"steps {curve.points[1][0] // tokens:,} to {curve.points[-1][0] // tokens:,}"
+            )
+    except NotCompared as why:
+        if not folder:
+            raise
+        print("\n".join((f"{why}", *signs)))  # a run was looked at in another way besides
         return int(wrong)
-    verdict = judge(curve, log, tokens, widened)
-    if verdict is None:
-        seen = ", ".join(f"{step:,}" for step in list(log.losses)[:6]) or "none"
-        raise ConfigError(
-            f"{what} has no validation that {curve.name} knows a loss for (steps {seen}); it knows step 0 and steps "
-            f"{curve.points[1][0] // tokens:,} to {curve.points[-1][0] // tokens:,}"
-        )
     print("\n".join([*_shown(what, curve, notes, verdict), *signs]))
     return int(wrong or verdict.off)
 
 
-class NoCurve(ConfigError):
-    """A run that no curve was found for, and none was named."""
+class NotCompared(ConfigError):
+    """No curve was found for a run, and none was named, or there is no validation to compare with one."""
+
+
+def _signs(folder: Path) -> tuple[list[str], bool]:
+    """What is said of the vital signs of a run folder, and whether it is wrong by them."""
+    from tenfold import rundir
+    from tenfold.track.verdict import by_signs
+
+    return by_signs(rundir.read_metrics(folder), looked=rundir.read_run(folder).get("signs") != "off")
 
 
 def _of_run(folder: Path, options: CheckOptions) -> "tuple[str, Log, Curve, int, list[str], bool]":
     """What is compared, its log, the curve, tokens a step, what is to be said, and whether the band is doubled, of a
-    run folder; NoCurve if it follows none and none was named."""
+    run folder; NotCompared if it follows none and none was named."""
     from tenfold import rundir
     from tenfold.reference.curves import curve
     from tenfold.run import from_dict
@@ -84,9 +94,11 @@ def _of_run(folder: Path, options: CheckOptions) -> "tuple[str, Log, Curve, int,
         )
     match = compare(run, dataset, curve(options.curve)) if options.curve else matching(run, dataset)
     if match is None:
-        raise NoCurve(f"{folder} follows no published curve that is known; --curve NAME compares it with one anyway")
+        raise NotCompared(
+            f"{folder} follows no published curve that is known; --curve NAME compares it with one anyway"
+        )
     if match.differences and not options.curve:
-        raise NoCurve(
+        raise NotCompared(
             f"{folder} only resembles {match.curve.name}: {match.told()}; name it by --curve to compare anyway"
         )
     notes = [f"not the same recipe: {match.told()}"] if match.differences else []
@@ -110,7 +122,14 @@ def _of_log(path: Path, options: CheckOptions) -> "tuple[str, Log, Curve, int, l
     found = curve(options.curve)
     tokens = options.tokens_per_step or found.tokens_per_step
     taken = "the log does not say its model, recipe and data: they are taken to be the curve's"
-    return what.rstrip(","), log, found, tokens, [f"{taken}, {tokens:,} tokens a step"], False
+    notes = [f"{taken}, {tokens:,} tokens a step"]
+    if log.back:
+        notes.append(
+            f"the log goes back at step {log.back[0]:,}"
+            + (f" and {len(log.back) - 1} times more" if log.back[1:] else "")
+            + ": of steps that come again, and of those after them, only what it says last is taken"
+        )
+    return what.rstrip(","), log, found, tokens, notes, False
 
 
 def _shown(what: str, curve: "Curve", notes: list[str], verdict: "Verdict") -> list[str]:

@@ -149,19 +149,20 @@ def thinned(rows: tuple[Row, ...], most: int = 12) -> list[Row]:
     return [row for i, row in enumerate(rows) if i in kept]
 
 
-def by_signs(records: Sequence[dict[str, Any]]) -> tuple[list[str], bool]:
+def by_signs(records: Sequence[dict[str, Any]], looked: bool = True) -> tuple[list[str], bool]:
     """What the vital signs came to in a run's records, as `rundir.read_metrics` gives them, and whether that is wrong:
-    one that means a wrong training spoke, or it was stopped for one or for a loss that is not finite."""
+    one that means a wrong training spoke, or it was stopped for one or for a loss that is not finite. `looked`: whether
+    the run looks at them."""
     first: dict[str, int] = {}
     for record in records:
         if record.get("event") == "sign":
             first.setdefault(str(record.get("sign")), record["step"])
     told = ", ".join(f"{name} (step {step:,})" for name, step in first.items())
-    lines = [f"vital signs that spoke: {told}" if told else "no vital sign spoke"]
     ending: dict[str, Any] = next(
         (r for r in reversed(records) if r.get("event") in ("done", "stopped", *BACK, "start")), {}
     )
     stopped = ending.get("message") if ending.get("event") == "stopped" else None
-    if stopped:
-        lines.append(f"stopped: {stopped}")
+    silent = "no vital sign spoke" if looked else "vital signs were not looked at (--signs off)"
+    lines = [f"vital signs that spoke: {told}"] if told else [] if stopped else [silent]
+    lines += [f"stopped: {stopped}"] if stopped else []  # a sign that stops says there what it found
     return lines, bool(stopped) or any(SIGNS[name].stops for name in first if name in SIGNS)

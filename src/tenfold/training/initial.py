@@ -104,7 +104,8 @@ def first_loss(config: ModelConfig, statistics: Statistics, targets: int) -> tup
     _, stream, alike = forward(config, statistics.collision)
     gain, repeats = s / math.sqrt(stream), statistics.repeats
     same, mix = shared_targets(config, statistics, targets)
-    expected = math.log(config.vocab) + s / 2 + math.log1p(math.expm1(gain) / config.vocab) - repeats * gain
+    spread = s / 2 * (1 - 1 / config.vocab)
+    expected = math.log(config.vocab) + spread + math.log1p(math.expm1(gain) / config.vocab) - repeats * gain
     variance = s * same * (mix + (1 - mix) * alike) + gain**2 * repeats * (1 - repeats) * RUN / targets
     deviation = (DEVIATIONS if targets >= FEW else RARE) * math.sqrt(variance)
     return expected - max(BELOW, deviation), expected + max(ABOVE, deviation)
@@ -142,4 +143,5 @@ def shared_targets(config: ModelConfig, statistics: Statistics, targets: int) ->
     """Probability that two of the targets are the same, beyond that of a uniform vocabulary, and which share of it are
     targets paired with themselves."""
     beyond, itself = statistics.collision - 1 / config.vocab, (1 - statistics.collision) / targets
-    return beyond + itself, itself / (beyond + itself)
+    together = beyond + itself  # 0 for a vocabulary of one
+    return together, itself / together if together else 1.0

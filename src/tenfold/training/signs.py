@@ -32,8 +32,7 @@ AT_START = {
         "a checksum of the weights on every process, at the start, after the first step and at each validation",
         0,
         "processes that differ",
-        "the processes do not have the same weights: gradients are not shared as they should be, for instance because "
-        "they are reduced from the last micro-step's backward on, but not from its forward on",
+        "the processes do not have the same weights: {why}",
         stops=True,
     ),
     "rows": Sign(
@@ -52,11 +51,12 @@ AT_START = {
         stops=True,
     ),
     "causality": Sign(
-        "the logits of random tokens, and again with the second half of the tokens changed, at the start",
+        "the logits of random tokens, and again with the second half of the tokens changed, at the start; the kernel "
+        "that trains likewise on random vectors, where a tenth counts",
         1e-6,
         "largest change of a logit before the changed tokens, as a share of the largest logit",
-        "logits change by {value:.1e} of their size when only later tokens change: attention sees the future, its "
-        "causal mask is missing or off by one",
+        "attention sees the future, its causal mask is missing or off by one: {what} change by {value:.1e} of their "
+        "size when only later tokens change",
         stops=True,
     ),
     "groups": Sign(
@@ -83,11 +83,11 @@ AT_START = {
         "spikes, or a loss that stays high; a tenth is the usual slip",
     ),
     "warm-up": Sign(
-        "the recipe's warm-up against 2 / (1 - beta2) steps (Ma & Yarats 2021), at the start",
+        "the recipe's warm-up against 2 / (1 - beta2) steps (Ma & Yarats 2021), and whether it ends before the recipe "
+        "does, at the start",
         0.1,
         "of those steps",
-        "recipe.warmup is {warmup}, where AdamW with beta2 {beta2:g} asks for about {usual:.0f} steps: the first "
-        "updates go astray, and a published run stayed 0.1 above its curve to the end",
+        "recipe.warmup is {warmup:,}{what}",
     ),
 }
 
@@ -124,7 +124,8 @@ WHILE_TRAINING = {
         "{what} {value:.4g} is {score:.1f} standard deviations above its running mean of {mean:.4g}{rows}",
     ),
     "repeated rows": Sign(
-        "the rows of the first process, once there are 256 of them, against those before in the same epoch",
+        "the rows of the first process, of 16 tokens or more, once there are 256 of them, against those before in the "
+        "same epoch",
         0.02,
         "of the rows",
         "{value:.0%} of the rows were already trained on in this epoch: the data holds the same text again and again, "
@@ -150,15 +151,15 @@ WHILE_TRAINING = {
         0,
         "nats above the best",
         "validation loss has not improved for {since} evaluations: {loss:.4f} now, {best:.4f} at step {at:,}, while "
-        "the training loss fell to {train:.4f}: the model is learning its training data by heart; the best checkpoint "
-        "is kept",
+        "the training loss fell to {train:.4f}: the model is learning its training data by heart; the best of the "
+        "saved checkpoints is kept",
     ),
     "plateau": Sign(
         "the same, while the training loss does not fall",
         0,
         "nats above the best",
         "validation loss has not improved for {since} evaluations: {loss:.4f} now, {best:.4f} at step {at:,}; the "
-        "training loss, {train:.4f}, does not fall either; the best checkpoint is kept",
+        "training loss, {train:.4f}, does not fall either; the best of the saved checkpoints is kept",
     ),
     "data wait": Sign(
         "the share of the time that steps waited for data, for 30 seconds on end",

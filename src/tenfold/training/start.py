@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tenfold.data.batches import windows
 from tenfold.data.statistics import Statistics
 from tenfold.errors import HardwareError
-from tenfold.model.head import IGNORE
+from tenfold.model.head import IGNORE, working_dtype
 from tenfold.recipe import Recipe
 from tenfold.training.initial import first_loss
 from tenfold.training.signs import SIGNS, Signs
@@ -21,6 +21,8 @@ from tenfold.world import World
 
 PRODUCT_ERROR = 1e-2  # of the largest result; TF32 makes about a thousandth
 TRIAL = 512  # random tokens at least
+LATER = 1000.0  # what later values are moved by, so that a glimpse of one shows
+LEAK = 0.1  # of the largest output: one value in a thousand moves it by about a fourth, rounding by a hundredth
 
 
 def check_head(weight: Tensor, device: torch.device, product: Callable[[Tensor, Tensor], Tensor] = F.linear) -> None:
@@ -45,10 +47,16 @@ def checksum(model: nn.Module) -> int:
     return int(sum(bits, start=torch.zeros((), dtype=torch.int64, device=next(model.parameters()).device)).item())
 
 
-def check_weights(model: nn.Module, world: World, step: int, signs: Signs) -> None:
+UNSHARED = (
+    "gradients are not shared as they should be, for instance because they are reduced from the last micro-step's "
+    "backward on, but not from its forward on"
+)
+
+
+def check_weights(model: nn.Module, world: World, step: int, signs: Signs, why: str = UNSHARED) -> None:
     """The sign `weights`, of a model whose parameters are whole on every process."""
     if world.size > 1 and not world.agree(checksum(model)):
-        signs("weights", step)
+        signs("weights", step, why=why)
 
 
 def check_start(trainer: Trainer, untrained: bool, signs: Signs) -> None:
@@ -57,6 +65,7 @@ def check_start(trainer: Trainer, untrained: bool, signs: Signs) -> None:
     check_groups(trainer.module, trainer.optimizer, trainer.recipe, trainer.position, signs)
     check_rows(trainer, signs)
     check_targets(trainer, signs)
+    check_attention(trainer, signs)
     check_model(trainer, untrained, signs)
 
 
@@ -73,7 +82,16 @@ def check_recipe(trainer: Trainer, signs: Signs) -> None:
         signs("learning rate", trainer.position, lr=recipe.lr, value=recipe.lr / usual, usual=usual)
     steps = 2 / (1 - recipe.beta2)
     if recipe.warmup < SIGNS["warm-up"].threshold * steps:
-        signs("warm-up", trainer.position, warmup=recipe.warmup, beta2=recipe.beta2, usual=steps)
+        what = (
+            f", where AdamW with beta2 {recipe.beta2:g} asks for about {steps:.0f} steps: the first updates go astray, "
+            "and a published run stayed 0.1 above its curve to the end"
+        )
+        signs("warm-up", trainer.position, warmup=recipe.warmup, what=what)
+    if recipe.warmup >= recipe.steps > 1:
+        what = (
+            f" of {recipe.steps:,} steps: the learning rate never reaches recipe.lr; give fewer, a tenth for instance"
+        )
+        signs("warm-up", trainer.position, warmup=recipe.warmup, what=what)
 
 
 def check_groups(
@@ -136,6 +154,26 @@ def uniform(vocab: int) -> Statistics:
     return Statistics(chance, chance, bytes_per_token=1.0, collision=1 / vocab, repeats=1 / vocab)
 
 
+def check_attention(trainer: Trainer, signs: Signs) -> None:
+    """The sign `causality` of the kernel that trains, on random vectors. In `check_model`, without gradients, several
+    kernels leave the work to another one."""
+    config, length = trainer.module.config, trainer.split.length
+    if not (half := length // 2):
+        return
+    draw = torch.Generator().manual_seed(trainer.recipe.seed % 2**62)
+    drawn = torch.randn(1, length, 3, config.heads, config.width // config.heads, generator=draw)
+    kernel = next(trainer.module.blocks).attn.kernel
+    with trainer.autocast():
+        qkv = drawn.to(trainer.world.device)
+        qkv = qkv.to(working_dtype(qkv))
+        changed = qkv.clone()
+        changed[:, half:, 2] += LATER
+        before, after = (kernel(*t.requires_grad_().permute(2, 0, 3, 1, 4)).detach() for t in (qkv, changed))
+    apart = ((before - after)[..., :half, :].abs().max() / before.abs().max()).item()
+    if trainer.world.most(int(not apart <= LEAK)):
+        signs("causality", trainer.position, what="its results", value=apart)
+
+
 def check_model(trainer: Trainer, untrained: bool, signs: Signs) -> None:
     """The signs `causality` and, of an untrained model, `initial loss`, on random tokens of the run's own shape."""
     config, length = trainer.module.config, trainer.split.length
@@ -153,7 +191,7 @@ def check_model(trainer: Trainer, untrained: bool, signs: Signs) -> None:
         earlier = at[1] < half
         apart = (before[earlier] - after[earlier]).abs().max().item() / (before.abs().max().item() or 1.0)
         if trainer.world.most(int(not apart <= SIGNS["causality"].threshold)):
-            signs("causality", trainer.position, value=apart)
+            signs("causality", trainer.position, what="logits", value=apart)
     if untrained:
         loss = F.cross_entropy(before.float(), y[at]).item()
         low, high = first_loss(config, uniform(config.vocab), len(before))

@@ -2,9 +2,10 @@
 is told as a sign."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from functools import cached_property
+from statistics import fmean
 from typing import Any
 
 from tenfold.data.statistics import Statistics
@@ -23,6 +24,7 @@ FALLS = 0.01  # of the training loss; less is noise
 ON_END = 30  # seconds of slow steps before they are told
 LOGS = 5  # whose least memory counts
 FEWEST_ROWS = 256
+SHORT = 16  # tokens of a row; with fewer, rows of any text come again by chance
 PER_PARAMETER, MOST_TOKENS = 2, 250_000_000  # tokens after which a model should beat its data's bigram model
 
 
@@ -127,22 +129,32 @@ class Growth:
 
 
 class Patience:
-    """The validation losses seen so far; speaks when there was no better one for `patience` evaluations."""
+    """The validation losses seen so far, those in the `earlier` records of a run that goes on among them; speaks when
+    there was no better one for `patience` evaluations."""
 
-    def __init__(self, patience: int, signs: Signs) -> None:
+    def __init__(self, patience: int, signs: Signs, earlier: Iterable[dict[str, Any]] = ()) -> None:
         self.patience, self.signs = patience, signs
         self.best, self.at, self.since, self.train_then = math.inf, 0, 0, math.inf
+        losses: list[float] = []
+        for record in earlier:
+            losses += [record["loss"]] if record.get("loss") is not None else []
+            if record.get("val_loss") is not None:
+                self.see(record["step"], record["val_loss"], fmean(losses) if losses else math.inf)
+                losses.clear()
 
-    def __call__(self, step: int, loss: float, train: float) -> bool:
-        """Whether no better loss was seen for `patience` evaluations in a row. `train`: mean training loss since the
-        last evaluation, not finite if there was none."""
+    def see(self, step: int, loss: float, train: float) -> None:
+        """Take in a validation loss; `train`: mean training loss since the one before, infinite if none is known."""
         if loss < self.best:
             self.best, self.at, self.since, self.train_then = loss, step, 0, train
-            return False
+            return
         self.since += 1
         if math.isinf(self.train_then):  # the best was before the first step
             self.train_then = train
-        if not self.patience or self.since % self.patience:
+
+    def __call__(self, step: int, loss: float, train: float) -> bool:
+        """The same, and whether no better loss was seen for `patience` evaluations in a row."""
+        self.see(step, loss, train)
+        if not self.since or not self.patience or self.since % self.patience:
             return False
         name = "overfitting" if train < (1 - FALLS) * self.train_then else "plateau"
         self.signs(name, step, since=self.since, loss=loss, best=self.best, at=self.at, train=train)
@@ -223,7 +235,7 @@ class Vitals:
             epoch, row = rows.popleft()
             if epoch > self.epoch:
                 self.repeats, self.epoch = Repeats(), epoch
-            if epoch == self.epoch:
+            if epoch == self.epoch and self.trainer.split.length >= SHORT:
                 self.repeats.add(row)
         seen = self.repeats
         if seen.rows >= FEWEST_ROWS and seen.again > SIGNS["repeated rows"].threshold * seen.rows:
