@@ -351,9 +351,12 @@ def damage(draw: random.Random, path: Path, kind: Kind, here: Path) -> str:
         data = path.read_bytes()
         path.unlink()
         links = {"a link to a good file": beside / "good", "a dangling link": beside / "none", "a loop": path}
-        what = draw.choice(("a folder", "nothing", *links))
+        links["a link to what never ends"] = Path("/dev/zero")
+        what = draw.choice(("a folder", "nothing", "a pipe", *links))
         if what == "a folder":
             path.mkdir()
+        elif what == "a pipe":
+            os.mkfifo(path)
         elif what in links:
             (beside / "good").write_bytes(data)
             path.symlink_to(links[what])

@@ -7,7 +7,7 @@ import tenfold
 
 SOURCE = Path(tenfold.__file__).parent
 FLOORS = [
-    {"errors", "files", "world", "hardware", "reference", "environment", "rundir", "heartbeat"},
+    {"errors", "files", "world", "signals", "hardware", "reference", "environment", "rundir", "heartbeat"},
     {"model", "data", "recipe", "filmfile"},
     {"training", "run"},
     {"evaluate", "generate", "prepare", "ladder", "exchange", "track", "film"},
@@ -18,6 +18,7 @@ BESIDE = {  # room -> rooms on its own floor that it may import
     "hardware": {"errors", "reference"},
     "reference": {"errors"},
     "world": {"errors"},
+    "signals": {"world"},
     "environment": {"hardware"},
     "rundir": {"errors", "files"},
     "heartbeat": {"world", "rundir"},

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from conftest import Tenfold
+from tenfold import api
 from tenfold.errors import ConfigError, HardwareError
 from tenfold.hardware import Hardware
 from tenfold.ladder import plan as planning
@@ -20,6 +21,7 @@ from tenfold.recipe import Recipe
 from tenfold.reference.cards import card, figures
 from tenfold.run import Run, preset
 from tenfold.training.speed import Speed
+from tenfold.world import World
 
 CPU = Hardware("cpu", "A processor", 2, 25 * 10**9, native_bf16=True, compiler="g++", libc="glibc", torch="2.13.0")
 
@@ -151,9 +153,9 @@ def test_what_does_not_fit_is_told_with_its_bytes_and_what_would_help() -> None:
         planned("gpt2-1558m", "T4")
     short = needed - 14_400_000_000
     assert f"31.5 GB a device at 1 row of 1024, {short:,} bytes more than the 14.4 GB" in str(told.value)
-    assert "fsdp on 4 of them, or a card with 35 GB" in str(told.value)
+    assert "fsdp on 8 of them, or a card with 35 GB" in str(told.value)
     assert "recompute" not in str(told.value)  # would not suffice
-    assert planned("gpt2-1558m", "T4", 4, parallel="fsdp").memory.rows >= 1
+    assert planned("gpt2-1558m", "T4", 8, parallel="fsdp").memory.rows >= 1
     with pytest.raises(
         ConfigError, match=r"at 6 rows of 1024.*use fewer --speed.rows, or --speed.recompute blocks, or"
     ):
@@ -247,3 +249,13 @@ def test_mistakes_are_told_in_one_line(tenfold: Tenfold, arguments: list[str], m
     assert done.returncode == 2, done.stderr
     assert message in done.stderr
     assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_sharded_training_begins_with_the_rows_that_are_planned() -> None:
+    """It cannot try with fewer after it ran out."""
+    hardware = hardware_of(card("A100 80GB SXM"))
+    run = preset("gpt2-1558m")
+    run = replace(run, speed=Speed(device="cuda", compile="none", parallel="fsdp"))
+    speed, _ = api.executed(run, hardware, World(0, 8, torch.device("cpu")), api.Silent())
+    assert speed.rows == plan_here(run, hardware, 8, measured=1.0).memory.rows
+    assert 1 <= int(speed.rows) < 64

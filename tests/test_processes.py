@@ -3,6 +3,7 @@
 import itertools
 import json
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -150,3 +151,33 @@ def test_compiled_on_two_processes_samples_and_saves_plain_names(
     assert (runs[0] / "samples/step-000020.txt").read_text() == (runs[1] / "samples/step-000020.txt").read_text()
     done = tenfold("sample", "two", "--tokens", 5)
     assert done.returncode == 0
+
+
+@pytest.mark.timeout(120)
+def test_a_mistake_of_one_process_is_told(tenfold: Tenfold, corpus: Corpus, tmp_path: Path) -> None:
+    """Whichever it is: before the processes meet, and after."""
+    options = [*TINY_OPTIONS, "--data", str(corpus.path), "--stop-at", "1"]
+    assert tenfold("train", "demo", *options).returncode == 0
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    group = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    command = [sys.executable, "-m", "tenfold", "train", "demo", *options]
+    started = [
+        subprocess.Popen(
+            [*command, *more],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**environment(), **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+        )
+        for rank, more in enumerate(([], ["--recipe.lr", "0.5"]))
+    ]
+    first, second = (process.communicate(timeout=100)[1] for process in started)
+    assert [process.returncode for process in started] == [2, 2]
+    assert second.startswith("tenfold: process 1: run 'demo' exists and recipe.lr was 0.002, given 0.5: ")
+    assert "tenfold:" not in first
+    alone = tenfold("train", "no-such-preset", env={"RANK": "1", "WORLD_SIZE": "2"})
+    assert alone.returncode == 2
+    assert alone.stderr.startswith("tenfold: process 1: ")

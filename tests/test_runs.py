@@ -19,8 +19,8 @@ import torch
 from safetensors.torch import load_file
 
 import tenfold
-from conftest import TINY, TINY_RECIPE
-from tenfold import api, rundir
+from conftest import TINY, TINY_RECIPE, environment
+from tenfold import api, rundir, signals
 from tenfold.data.shards import Corpus
 from tenfold.errors import CheckpointError, ConfigError, TenfoldError
 from tenfold.model.gpt import GPT
@@ -199,7 +199,7 @@ def test_learning_by_heart_is_noticed_and_the_best_checkpoint_kept(run: Run, tmp
     assert losses[best] < by_step(done.path, "val_loss")[max(losses)]
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "state"])
+@pytest.mark.parametrize("damage", ["truncate", "flip", "remove", "state", "another", "renamed"])
 def test_a_damaged_newest_checkpoint_is_passed_over_aloud(run: Run, damage: str) -> None:
     done = train(run, stop_at=12)
     newest = done.path / "checkpoints" / "step-000012"
@@ -212,15 +212,32 @@ def test_a_damaged_newest_checkpoint_is_passed_over_aloud(run: Run, damage: str)
         file.write_bytes(content)
     elif damage == "remove":
         (newest / "optimizer.safetensors").unlink()
-    else:
+    elif damage == "state":
         (newest / "state.json").write_text('{"format": 1, "posi')
-    with pytest.raises(CheckpointError, match=r"step-000012 is damaged.*others are --step 5, --step 10"):
+    else:  # whole, but of another step than its name says
+        shutil.rmtree(newest)
+        five = done.path / "checkpoints" / "step-000005"
+        five.rename(newest) if damage == "renamed" else shutil.copytree(five, newest)
+    with pytest.raises(CheckpointError, match=r"step-000012 is damaged.*others are (--step 5, )?--step 10"):
         tenfold.load(done.path, step=12)
     assert tenfold.load(done.path).step == 10  # said aloud, on standard error
     told = Recorder()
     train(run, stop_at=13, display=told)
     assert any("step-000012 is damaged" in line and "the one before is used" in line for line in told.lines)
     assert any("steps 10 to 20" in line for line in told.lines)
+
+
+def test_where_no_checkpoint_is_whole_that_is_told(run: Run) -> None:
+    done = train(run, stop_at=7)
+    for folder in checkpoint.saved_steps(done.path / "checkpoints").values():
+        (folder / "state.json").write_text("{")
+    told = Recorder()
+    train(run, stop_at=8, display=told)
+    damaged = [line for line in told.lines if "is damaged" in line]
+    assert [line.rpartition("; ")[2] for line in damaged] == ["the one before is used", "no other is left"]
+    assert "step-000007 is damaged (state.json is damaged (" in damaged[0]
+    assert "another --name" not in "".join(damaged)  # which is asked for where run.json is damaged
+    assert any("training tiny" in line and "steps 0 to 20" in line for line in told.lines)
 
 
 def test_damaged_checkpoints_never_displace_good_ones(run: Run) -> None:
@@ -270,12 +287,12 @@ def test_fewer_steps_than_were_done_are_refused(run: Run) -> None:
 def test_a_second_sigterm_changes_nothing_and_a_second_ctrl_c_leaves() -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
-        with api.signals(Recorder()) as received:
+        with signals.noted(Recorder().say) as received:
             os.kill(os.getpid(), signal.SIGTERM)
             os.kill(os.getpid(), signal.SIGTERM)
             assert received == [75]
         os.kill(os.getpid(), signal.SIGTERM)  # while the process ends, too
-        with pytest.raises(KeyboardInterrupt), api.signals(Recorder()):  # noqa: PT012
+        with pytest.raises(KeyboardInterrupt), signals.noted(Recorder().say):  # noqa: PT012
             os.kill(os.getpid(), signal.SIGINT)
             os.kill(os.getpid(), signal.SIGINT)
     finally:
@@ -324,9 +341,10 @@ KILL = """
 import os, sys, threading, torch
 from pathlib import Path
 from tenfold.training import checkpoint
-snap = checkpoint.Snapshot({"w": torch.ones(4_000_000)}, {"m": torch.ones(4_000_000)}, {"format": 1, "position": 2})
+w, m = {"w": torch.ones(4_000_000)}, {"m": torch.ones(4_000_000)}
+first, snap = (checkpoint.Snapshot(w, m, {"format": 1, "position": step}) for step in (1, 2))
 root = Path(sys.argv[1])
-checkpoint.write(checkpoint.folder_at(root, 1), snap)
+checkpoint.write(checkpoint.folder_at(root, 1), first)
 print("ready", flush=True)
 while True:
     checkpoint.write(checkpoint.folder_at(root, 2), snap)
@@ -480,6 +498,19 @@ def test_a_full_disk_is_told_and_training_goes_on(
     assert not list(root.glob(".*"))
 
 
+def test_a_full_disk_at_the_start_is_told(
+    run: Run, small_disk: "Callable[..., Path]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is named, whatever the system says of where it had no room."""
+    monkeypatch.chdir(disk := small_disk())
+    Path("runs/tiny").mkdir(parents=True)
+    with contextlib.suppress(OSError), (disk / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 12)):
+            pass
+    with pytest.raises(CheckpointError, match=r"^runs/tiny/run\.json cannot be written \(No space left on device\)"):
+        train(run)
+
+
 def test_too_little_space_is_seen_before_writing(run: Run, small_disk: "Callable[..., Path]", tmp_path: Path) -> None:
     folder = checkpoint.folder_at(small_disk(), 1)
     saved = checkpoint.Snapshot({"w": torch.ones(1_000_000)}, {}, {"format": 1, "position": 1})
@@ -491,6 +522,42 @@ def test_too_little_space_is_seen_before_writing(run: Run, small_disk: "Callable
 def test_two_processes_cannot_train_into_one_folder(run: Run) -> None:
     with rundir.locked(Path("runs/tiny")), pytest.raises(ConfigError, match="is being trained by another process"):
         train(run)
+
+
+def test_who_is_refused_leaves_the_folder_to_who_holds_it(run: Run) -> None:
+    """Nothing lies in it yet, as while data is prepared: whoever comes then is refused, and whoever comes next, too."""
+    with rundir.locked(Path("runs/tiny")):
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="is being trained by another process"):
+                train(run)
+            assert Path("runs/tiny").is_dir()
+    assert not Path("runs/tiny").exists()
+
+
+ONE_BY_ONE = """
+import os, sys
+from pathlib import Path
+from tenfold import rundir
+from tenfold.errors import ConfigError
+run = Path(sys.argv[1])
+for _ in range(300):
+    try:
+        with rundir.locked(run):
+            os.close(os.open(run.with_name("mine"), os.O_CREAT | os.O_EXCL))
+            run.with_name("mine").unlink()
+    except ConfigError as error:
+        assert "is being trained by another process" in str(error)
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no such locks")
+def test_of_processes_that_start_at_once_one_at_a_time_has_the_folder(tmp_path: Path) -> None:
+    """Each finds the folder, or makes it, and removes it as it ends, while another has it in its hand."""
+    command = [sys.executable, "-c", ONE_BY_ONE, tmp_path / "run"]
+    started = [subprocess.Popen(command, stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    told = [process.communicate()[1] for process in started]
+    assert [process.returncode for process in started] == [0, 0, 0], told
 
 
 @pytest.mark.timeout(120)
@@ -526,7 +593,7 @@ def test_rows_are_halved_until_they_fit(run: Run, corpus: Corpus) -> None:
 
     assert fit.largest(trial, 32, alone) == 4
     assert tried == [32, 16, 8, 4]
-    with pytest.raises(TenfoldError, match=r"speed\.rows 8 does not fit.*auto"):
+    with pytest.raises(TenfoldError, match=r"speed\.rows 8 does not fit.*such as 4"):
         fit.largest(trial, 8, alone, fixed=True)
 
     def never(rows: int) -> None:
@@ -620,3 +687,83 @@ def test_a_run_that_only_resembles_a_curve_is_told_why(run: Run, monkeypatch: py
     assert any("not compared" in line and "recipe.lr is 0.003, there 0.0006" in line for line in shown.lines)
     assert not any("place" in record for record in rundir.read_metrics(Path("runs/tiny")))
     assert "dataset" in rundir.read_run(Path("runs/tiny"))
+
+
+def test_a_finished_run_is_left_as_it_is(run: Run) -> None:
+    """Whoever calls it again loses nothing of it, also if that call is killed."""
+    done = train(run)
+    before = (done.path / "metrics.jsonl").read_bytes()
+    told = Recorder()
+    again = train(run, display=told)
+    assert (again.step, again.val_loss, again.code) == (done.step, done.val_loss, 0)
+    assert (done.path / "metrics.jsonl").read_bytes() == before
+    assert any("is done; a larger --recipe.steps" in line for line in told.lines)
+    (done.path / "metrics.jsonl").write_bytes(before[: before.index(b'"event": "done"') - 20])
+    train(run)  # killed before it said so
+    assert rundir.state(done.path) == "done"
+
+
+def test_patience_outlives_a_stop(run: Run) -> None:
+    """Nothing is learnt: each evaluation is as bad as the first."""
+    cadence = replace(run.cadence, eval=1, save=0, patience=4, stop_early=True, log=1)
+    still = replace(run, recipe=replace(run.recipe, lr=0.0, lr_end=0.0), cadence=cadence)
+    at_once = train(replace(still, name="at-once")).step
+    for _ in range(3):
+        parted = train(replace(still, name="parted"), stop_at=3).step
+    assert (at_once, parted) == (5, 3)
+    assert train(replace(still, name="parted")).step == at_once
+
+
+LONELY = """
+import sys, time
+from tenfold import signals
+signals.leave_at_sigterm()
+from multiprocessing import get_context
+worker = get_context("fork").Process(target=time.sleep, args=(60,))
+worker.start()
+worker.terminate()
+worker.join()
+print(worker.exitcode, flush=True)
+import torch.distributed as dist
+store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+print("waits", flush=True)
+store.wait(["never"])
+"""
+
+
+@pytest.mark.timeout(60)
+def test_sigterm_before_the_first_step_ends_at_once_with_its_code() -> None:
+    """Also while the main thread waits for others in a call that no handler interrupts; not by a worker's end."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", LONELY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout
+    assert process.stdout.readline() == f"{-signal.SIGTERM}\n"
+    assert process.stdout.readline() == "waits\n"
+    time.sleep(0.2)
+    process.terminate()
+    _, errors = process.communicate(timeout=10)
+    assert process.returncode == 75
+    assert errors == "tenfold: SIGTERM: nothing was trained yet; the same command begins again\n"
+
+
+@pytest.mark.timeout(90)
+def test_a_signal_in_the_start_of_a_training(tmp_path: Path) -> None:
+    """While a text is prepared."""
+    text = tmp_path / "long.txt"
+    text.write_text("some words and others\n" * 2_000_000)
+    command = [sys.executable, "-m", "tenfold", "train", "demo", "--data", str(text), "--tokenizer", "gpt2"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, env=environment(), text=True)
+    end = time.monotonic() + 40
+    while not (tmp_path / "runs" / "demo").exists():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    process.terminate()
+    assert "nothing was trained yet" in process.communicate(timeout=20)[1]
+    assert process.returncode == 75
+
+
+def test_the_loss_scale_is_told_where_there_is_one(run: Run) -> None:
+    done = train(replace(run, speed=replace(run.speed, precision="fp16")), stop_at=2)
+    assert set(by_step(done.path, "scale").values()) == {65536.0}
+    assert not by_step(train(replace(run, name="fp32"), stop_at=2).path, "scale")

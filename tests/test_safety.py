@@ -28,6 +28,7 @@ from tenfold.errors import CheckpointError, ConfigError, DataError, TenfoldError
 from tenfold.exchange.exporting import export
 from tenfold.exchange.hub import download
 from tenfold.exchange.sources import open_source
+from tenfold.files import sha256_of
 from tenfold.model.config import ModelConfig
 from tenfold.model.gpt import GPT
 from tenfold.training import checkpoint
@@ -172,7 +173,7 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
         (run / name).symlink_to(precious)
     with pytest.raises(OSError, match="symbolic link"):
         rundir.append(run, {"step": 1})
-    with pytest.raises(OSError, match="symbolic link"):
+    with pytest.raises(CheckpointError, match="symbolic link"):
         rundir.write_run(run, {})
     assert precious.read_text() == "mine"
     (tmp_path / "folder").mkdir()
@@ -182,6 +183,22 @@ def test_links_are_not_written_through(tmp_path: Path) -> None:
     checkpoint.remove(run / "checkpoints/step-000001")
     checkpoint.clear(run / "checkpoints")
     assert (tmp_path / "folder/kept").read_text() == "mine"
+
+
+@pytest.mark.timeout(30)
+@pytest.mark.skipif(sys.platform == "win32", reason="no pipes among files")
+@pytest.mark.parametrize("endless", ["pipe", "/dev/zero"])
+def test_what_never_ends_is_not_read(tmp_path: Path, endless: str) -> None:
+    """A pipe that nobody writes to, or a device, where the weights of a checkpoint should be."""
+    os.mkfifo(tmp_path / "pipe")
+    folder, state = tmp_path / "step-000001", {"position": 1}
+    folder.mkdir()
+    stated = {checkpoint.WEIGHTS: "", checkpoint.MOMENTS: "", checkpoint.STATE: checkpoint.digest(state)}
+    (folder / checkpoint.STATE).write_text(json.dumps({**state, "sha256": stated}))
+    (folder / checkpoint.WEIGHTS).symlink_to(tmp_path / endless)
+    with pytest.raises(OSError, match="it is a pipe or a device"):
+        sha256_of(tmp_path / endless)
+    assert "it is a pipe or a device" in str(checkpoint.damage(folder))
 
 
 def test_names_in_a_listing_stay_names(

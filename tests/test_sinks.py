@@ -312,7 +312,7 @@ def test_one_that_fails_is_told_once_and_dropped(fails: str, folder: Path, monke
     said: list[str] = []
     sinks.check(["kept", "other"])
     (folder / "samples").mkdir()
-    (folder / "samples/step-000003.txt").write_text("one\n---\ntwo\n")
+    (folder / "samples/step-000003.txt").write_text("one\n===== sample 2 =====\ntwo\n")
     with sinks.Sinks(["kept", "other"], folder, 0, said.append) as opened:
         other: Any = opened.opened["other"]
         opened({"step": 3, "loss": 2.5, "off": False, "place": "inside", "band": [1, 2.0]})

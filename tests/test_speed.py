@@ -13,6 +13,7 @@ from tenfold.hardware import FEATURES, Hardware, busy, choose, cores, detect, lo
 from tenfold.model.config import ModelConfig
 from tenfold.recipe import Recipe
 from tenfold.training.speed import NEEDS, Speed, resolve, supported
+from tenfold.world import own_index
 
 CPU = Hardware("cpu", "A processor", native_bf16=True, compiler="/usr/bin/g++", libc="glibc")
 H100 = Hardware("cuda", "H100", 8, 80 << 30, (9, 0), native_bf16=True, triton=True)
@@ -231,6 +232,8 @@ def test_kernels_of_half_precision_are_refused_in_full(kernel: str, precision: s
 def test_a_mode_without_compilation_is_refused_and_with_auto_compiles() -> None:
     with pytest.raises(HardwareError, match=r"speed.mode max-autotune: speed.compile none compiles nothing"):
         auto(CPU, mode="max-autotune", compile="none")
+    with pytest.raises(HardwareError, match=r"speed.backend aot_eager: speed.compile none compiles nothing"):
+        auto(CPU, backend="aot_eager", compile="none")
     assert auto(CPU, mode="max-autotune").compile == "blocks"
     assert auto(CPU, backend="aot_eager").compile == "blocks"
     assert auto(CPU, mode="default").compile == "none"
@@ -330,3 +333,31 @@ def test_a_busy_machine_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert busy() == (
         f"warning: this machine is busy (load {cores():.1f} on {cores()} cores); what is measured now will be too slow"
     )
+
+
+def test_what_was_tuned_is_left_out_aloud() -> None:
+    """It does not go with what is given."""
+    tuned = Speed(compile="blocks", mode="max-autotune", attention="naive")
+    speed, why = resolve(Speed(compile="none"), ModelConfig(), Recipe(), gpu(8, 0), tuned=tuned)
+    assert (speed.compile, speed.mode, speed.attention) == ("none", "default", "sdpa")
+    assert "not as it was tuned" in why
+    assert "speed.mode max-autotune" in why
+
+
+@pytest.mark.parametrize(
+    ("local", "devices", "launcher", "index"),
+    [(0, 1, "torchrun", 0), (3, 4, "torchrun", 3), (2, 1, "srun", 0), (1, 1, "torchrun", None), (4, 4, "srun", None)],
+)
+def test_a_process_takes_a_device_of_its_own(
+    local: int, devices: int, launcher: str, index: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scheduler may show each process one device only; a launcher shows all of them to all processes."""
+    monkeypatch.setenv("LOCAL_RANK", str(local))
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    if launcher == "torchrun":
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    if index is None:
+        with pytest.raises(ConfigError, match=f"process {local + 1} of this machine has no device: {devices} can be"):
+            own_index(devices)
+    else:
+        assert own_index(devices) == index

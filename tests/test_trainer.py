@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -371,3 +372,22 @@ def test_tf32_is_set_by_one_call_without_warnings(precision: str, state: str) ->
         assert torch.get_float32_matmul_precision() == state
     finally:
         torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")  # torch looks whether it is there
+def test_fewer_rows_are_compiled_as_they_are(corpus: Corpus) -> None:
+    """After a try with too many; graphs for any number of rows are slower."""
+    seen = []
+
+    @torch._dynamo.register_backend(name="noting")
+    def noting(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        seen.append([tuple(x.shape) for x in inputs if isinstance(x, torch.Tensor) and x.dim() == 3])
+        assert not any(isinstance(x, torch.SymInt) for x in inputs)
+        return graph.forward
+
+    one = trainer(corpus.train, speed=replace(EXACT, compile="blocks", backend="noting"))
+    one.batches.close()
+    for rows in (8, 4):
+        x = torch.zeros(rows, 32, dtype=torch.int64)
+        one.model(x, x)
+    assert [shapes[0] for shapes in seen] == [(8, 32, 32), (4, 32, 32)]

@@ -3,18 +3,16 @@ through here."""
 
 import contextlib
 import os
-import signal
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tenfold import heartbeat, rundir, sinks
+from tenfold import heartbeat, rundir, signals, sinks
 from tenfold.console import Display, Silent, Terminal
 from tenfold.data.shards import Corpus
 from tenfold.data.statistics import statistics
@@ -32,6 +30,7 @@ from tenfold.exchange.sources import open_source, origin
 from tenfold.exchange.weights import model_of, weights_of
 from tenfold.generate import LanguageModel
 from tenfold.hardware import Hardware, choose, detect
+from tenfold.ladder.plan import memory_of
 from tenfold.ladder.tune import recall
 from tenfold.model.gpt import GPT
 from tenfold.run import Run, check_preset, differences, from_dict, preset, reconcile, to_dict
@@ -41,17 +40,15 @@ from tenfold.track.verdict import by_signs, judge
 from tenfold.training import checkpoint, fit, loop
 from tenfold.training.prepare import probe_compile
 from tenfold.training.signs import Signs, Unsound
-from tenfold.training.speed import Speed, resolve
+from tenfold.training.speed import Speed, combined, resolve
 from tenfold.training.start import check_head, check_start, check_weights
 from tenfold.training.trainer import Trainer, trainer_for
 from tenfold.training.vitals import Diverged, Vitals
 from tenfold.work import Work
-from tenfold.world import World, join, launched
+from tenfold.world import World, join, shares_launchers_store
 
 __all__ = ["Trained", "export", "import_run", "load", "preset", "train"]
 
-REQUEUE, INTERRUPTED = 75, 130  # exit codes after SIGTERM and Ctrl-C; both saved first
-SIGNALS = {signal.SIGTERM: REQUEUE, signal.SIGINT: INTERRUPTED}
 ROLLBACKS = 3  # to the same checkpoint, before they are given up
 ROWS_MOVE = ("recipe.data", "recipe.rows", "recipe.length", "recipe.seed")  # changing one changes which rows come next
 
@@ -83,15 +80,18 @@ def train(
     folder = rundir.folder_of(run.name)
     if stop_at is not None and stop_at < 1:
         raise ConfigError(f"--stop-at {stop_at}: give a step of at least 1")
-    if run.cadence.score:
-        tasks_of(run.cadence.tasks)
-    sinks.check(run.log)
     hardware = detect(run.speed.device)
     world = join(run.speed.device if run.speed.device != "auto" else hardware.kind)
     with ExitStack() as stack:
         shown = stack.enter_context((display or Terminal()) if world.lead else Silent())
+        if shares_launchers_store():
+            told = "start it with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1, as deploy/several_nodes.sh does"
+            shown.say(f"warning: a node that fails and comes back would end this training; {told}")
         pulse = stack.enter_context(heartbeat.watched(world, run.cadence.lost, folder))
         with world.lead_first() as lead:
+            if run.cadence.score:
+                tasks_of(run.cadence.tasks)
+            sinks.check(run.log)
             if lead:
                 stack.enter_context(rundir.locked(folder))
             saved, facts = saved_run(folder), dict[str, Any]()
@@ -107,9 +107,15 @@ def train(
             if lead:
                 corpus.train.check(run.model.vocab)
                 corpus.val.check(run.model.vocab)
-        received = stack.enter_context(signals(shown))
+        received = stack.enter_context(signals.noted(shown.say))
         trainer, resumed = build(run, corpus, folder, hardware, world, shown)
         pulse.step = lambda: trainer.position
+        if trainer.position >= run.recipe.steps and world.most(
+            int(lead and rundir.ending(rundir.read_metrics(folder)) == "done")
+        ):
+            shown.say(f"{run.name} is done; a larger --recipe.steps with --allow recipe.steps goes on")
+            trainer.batches.close()
+            return Trained(folder, trainer.position, last_validation(folder), 0)
         report = Reporter(folder, shown, world.lead)
         with world.lead_first() as lead:
             if lead:
@@ -120,8 +126,6 @@ def train(
             rows = "; which rows come next changes with it" if name in ROWS_MOVE else ""
             message = f"{name} changed from {was!r} to {now!r}{rows}"
             report({"step": trainer.position, "event": "changed", "message": message})
-        if trainer.position >= run.recipe.steps:
-            shown.say(f"{run.name} is done; a larger --recipe.steps with --allow recipe.steps goes on")
         known = followed(run, dataset_facts(corpus), shown)
         shown.begin(trainer.position, min(stop_at or run.recipe.steps, run.recipe.steps))
         work = Work(run, corpus, folder, shown, report, trainer.position if resumed else -1, known)
@@ -131,6 +135,11 @@ def train(
         if ending <= loop.EARLY:  # a signal wants the process gone
             conclude(known, run, folder, trainer.position, report)
         return Trained(folder, trainer.position, work.val_loss, ending if ending > loop.EARLY else 0)
+
+
+def last_validation(folder: Path) -> float | None:
+    """The last validation loss that the metrics of a run folder tell."""
+    return next((r["val_loss"] for r in reversed(rundir.read_metrics(folder)) if "val_loss" in r), None)
 
 
 def followed(run: Run, dataset: dict[str, Any], shown: Display) -> Match | None:
@@ -228,7 +237,8 @@ def build(
     else:
         model.initialise(run.recipe.seed)
     if run.signs != "off":
-        check_weights(model, world, position, Signs(lambda sign: shown.say(sign["message"]), run.signs == "act"))
+        signs = Signs(lambda sign: shown.say(sign["message"]), run.signs == "act")
+        check_weights(model, world, position, signs, "they begin from different ones, each drawn by a seed of its own?")
     if world.device.type != "cpu":
         check_head(model.wte.weight, world.device)
     skip = run.on_nonfinite == "skip"
@@ -254,6 +264,10 @@ def executed(run: Run, hardware: Hardware, world: World, shown: Display) -> tupl
     if stale:
         shown.say(stale)
     speed, why = resolve(run.speed, run.model, run.recipe, hardware, world.size, tuned.speed if tuned else None)
+    if speed.parallel == "fsdp" and run.speed.rows == "auto" and hardware.kind != "cpu" and hardware.memory_bytes:
+        # a process that runs out within FSDP's exchanges cannot try with fewer, so what is tried first is reckoned
+        rows = memory_of(replace(run, speed=speed), hardware.memory_bytes, world.size).rows
+        speed = replace(speed, rows=max(1, min(rows, int(speed.rows))))
     if speed.compile == "none":
         return speed, why
     missing = probe_compile(world.device, speed)
@@ -300,7 +314,9 @@ def carry_out(
             vitals = looked(reader)
             while True:
                 try:
-                    ending = loop.loop(trainer, run.cadence, work.table, report, stop_at, lambda: received[0], vitals)
+                    earlier = rundir.read_metrics(work.folder)
+                    asked = partial(received.__getitem__, 0)
+                    ending = loop.loop(trainer, run.cadence, work.table, report, stop_at, asked, vitals, earlier)
                     break
                 except Diverged as error:
                     if run.on_nonfinite != "rollback":
@@ -348,7 +364,7 @@ def looked_after(
     found = reader.submit(statistics, work.corpus)
     check_start(trainer, untrained, signs)
     tuned, _ = recall(run.model, run.recipe.length, hardware, run.speed)
-    same = tuned is not None and replace(tuned.speed, rows="auto") == replace(trainer.speed, rows="auto")
+    same = tuned is not None and combined(trainer.speed, replace(tuned.speed, rows="auto")) == trainer.speed
     rate = tuned.tokens_per_second if tuned and same else None
     return Vitals(trainer, signs, found, untrained, rate, partial(work.keep_rows, trainer))
 
@@ -369,9 +385,9 @@ def roll_back(trainer: Trainer, run: Run, work: Work, report: "Reporter", wrong:
     checkpoint.take_back(trainer, latest)
     trainer.batches.skip(skipped)
     work.saved, work.validated = position, -1
-    message = (
-        f"{wrong.what}: back to the checkpoint of step {position}; the rows of step {step:,} are left out from now on"
-    )
+    steps = ", ".join(f"{step:,}" for step in trainer.batches.skipped)
+    rows = f"the rows of step{'s' if len(skipped) > 1 else ''} {steps}"  # all: readers see the last of such lines only
+    message = f"{wrong.what}: back to the checkpoint of step {position}; {rows} are left out from now on"
     report({"step": position, "event": "rollback", "message": message})
 
 
@@ -399,31 +415,6 @@ class Reporter:
             self.missing += 1
         self.shown.record(record)
         self.sinks(record)
-
-
-@contextmanager
-def signals(shown: Display) -> Iterator[list[int]]:
-    """While training, SIGTERM and Ctrl-C only leave their exit code in the list that this gives; the loop saves."""
-    received = [0]
-
-    def note(number: int, _: Any) -> None:
-        if received[0] and number == signal.SIGINT and not launched():  # launchers send it more than once
-            raise KeyboardInterrupt
-        if not received[0]:
-            received[0] = SIGNALS[signal.Signals(number)]
-            shown.say(f"{signal.Signals(number).name} received: saving, then stopping")
-
-    if threading.current_thread() is not threading.main_thread():
-        yield received
-        return
-    before = {number: signal.signal(number, note) for number in SIGNALS}
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            # Whoever asked for the end may ask again while the process ends; its exit code is decided.
-            ending = received[0] and number == signal.SIGTERM
-            signal.signal(number, signal.SIG_IGN if ending else handler)
 
 
 def described(run: Run, trainer: Trainer) -> str:

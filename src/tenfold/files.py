@@ -1,11 +1,14 @@
 """Files that are whole or absent, their hashes, and folders that one process holds at a time. Standard library only."""
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -14,8 +17,28 @@ PATIENCE = 1.0  # seconds; whoever only looks whether a folder is held holds it 
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, in hexadecimal."""
-    with path.open("rb") as file:
+    with open_whole(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_whole(path: Path) -> BufferedReader:
+    """Opens a file to read, as `open` does. What may never answer, or never end, is refused by OSError: a pipe or a
+    device, which a folder that came from elsewhere may hold, or link to, where a file should be."""
+
+    def opener(name: str, flags: int) -> int:
+        handle = os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
+        if stat.S_ISREG(mode := os.fstat(handle).st_mode) or stat.S_ISDIR(mode):  # `open` refuses folders itself
+            return handle
+        os.close(handle)
+        raise OSError(errno.EINVAL, "it is a pipe or a device", name)
+
+    return open(path, "rb", opener=opener)
+
+
+def content_of(path: Path) -> bytes:
+    """What a file holds; refused by OSError is what `open_whole` refuses."""
+    with open_whole(path) as file:
+        return file.read()
 
 
 def from_json(content: str | bytes) -> Any:
@@ -49,11 +72,16 @@ def sync(path: Path) -> None:
 def write_atomically(path: Path, content: str | bytes) -> None:
     """Replace a file's content in one step: readers see the old or the new, never a half, also after a power cut."""
     partial = path.with_name(path.name + ".partial")
-    with open_itself(partial, "wb") as file:
-        file.write(content.encode() if isinstance(content, str) else content)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.replace(path)
+    try:
+        with open_itself(partial, "wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
     sync(path.parent)
 
 

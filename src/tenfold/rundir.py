@@ -7,16 +7,17 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
 from tenfold.errors import CheckpointError, ConfigError, without_secrets
-from tenfold.files import from_json, held, is_held, open_itself, write_atomically
+from tenfold.files import content_of, from_json, held, is_held, open_itself, write_atomically
 
 FORMAT = 1
 RUNS = Path("runs")
 FACTS = ("vocabulary", "dataset", "origin", "environment", "executed")  # of run.json, beside the run's own fields
+ENDINGS = ("done", "stopped", "resume", "start")  # the last of these tells how a training stands
 BACK = ("resume", "rollback")  # events from whose step on everything before them is taken back
 
 
@@ -47,7 +48,7 @@ def folder_of(name: str) -> Path:
 def read_json(path: Path, what: str) -> dict[str, Any]:
     """A JSON object from a file; CheckpointError, naming `what` it should be, if there is none or it is damaged."""
     try:
-        value = from_json(path.read_bytes())
+        value = from_json(content_of(path))
     except OSError as error:
         raise CheckpointError(f"{what} {path} cannot be read: {error.strerror}") from None
     except ValueError as error:
@@ -73,10 +74,15 @@ def read_run(path: Path) -> dict[str, Any]:
 
 
 def write_run(path: Path, content: dict[str, Any]) -> None:
-    """Write run.json of a run folder."""
-    path.mkdir(parents=True, exist_ok=True)
+    """Write run.json of a run folder; CheckpointError if the disk does not take it."""
     text = json.dumps({"format": FORMAT, **content}, indent=2)
-    write_atomically(path / "run.json", without_secrets(text) + "\n")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        write_atomically(path / "run.json", without_secrets(text) + "\n")
+    except OSError as error:
+        raise CheckpointError(
+            f"{path}/run.json cannot be written ({error.strerror}); mend that, and run the same command again"
+        ) from None
 
 
 def append(path: Path, record: dict[str, Any]) -> None:
@@ -104,7 +110,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     half-written ones."""
     records: list[dict[str, Any]] = []
     try:
-        lines = (path / "metrics.jsonl").read_text(encoding="utf-8", errors="replace").splitlines()
+        lines = content_of(path / "metrics.jsonl").decode(errors="replace").splitlines()
     except OSError:
         return records
     for line in lines:
@@ -123,20 +129,47 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
     """Hold a run folder; ConfigError if another process on this machine trains into it, or it cannot be one."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"{path} cannot be a run's folder ({error.strerror}); move it, or give another --name"
-        ) from None
-    try:
-        with held(path):
-            yield
-    except BlockingIOError:
-        raise ConfigError(f"{path} is being trained by another process; wait for it, or give another --name") from None
-    finally:
-        with contextlib.suppress(OSError):
-            path.rmdir()  # nothing came to lie in it
+    while True:
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(
+                f"{path} cannot be a run's folder ({error.strerror}); move it, or give another --name"
+            ) from None
+        with contextlib.ExitStack() as stack:
+            try:
+                made = path.stat()
+                stack.enter_context(held(path))
+                same = os.path.samestat(made, path.stat())
+            except FileNotFoundError:
+                same = False
+            except BlockingIOError:
+                raise ConfigError(
+                    f"{path} is being trained by another process; wait for it, or give another --name"
+                ) from None
+            if same:  # else another process removed it meanwhile, and what is held has no name any more
+                try:
+                    yield
+                finally:
+                    with contextlib.suppress(OSError):
+                        path.rmdir()  # nothing came to lie in it; only who holds it may remove it
+                return
+
+
+def write_samples(path: Path, step: int, texts: Sequence[str]) -> Path:
+    """Write the texts sampled at a step to samples/ of a run folder, each but the first under a line with its number;
+    where they are."""
+    place = path / "samples" / f"step-{step:06d}.txt"
+    place.parent.mkdir(exist_ok=True)
+    rest = (f"\n===== sample {number} =====\n{text}" for number, text in enumerate(texts[1:], 2))
+    write_atomically(place, "".join((*texts[:1], *rest, "\n")))
+    return place
+
+
+def read_samples(place: Path) -> list[str]:
+    """The texts of a file in samples/; OSError if it cannot be read."""
+    content = content_of(place).decode(errors="replace").removesuffix("\n")
+    return re.split(r"\n===== sample \d+ =====\n", content)
 
 
 def state(path: Path) -> str:
@@ -144,5 +177,10 @@ def state(path: Path) -> str:
     if is_held(path):
         return "running"
     records = read_metrics(path)
-    last = next((r["event"] for r in reversed(records) if r.get("event") in ("done", "stopped", "resume", "start")), "")
-    return last if last in ("done", "stopped") else "crashed" if records else "new"
+    return ending(records) or ("crashed" if records else "new")
+
+
+def ending(records: list[dict[str, Any]]) -> str:
+    """done or stopped, as the last training said that made these records; empty if it did not."""
+    last = next((r["event"] for r in reversed(records) if r.get("event") in ENDINGS), "")
+    return last if last in ("done", "stopped") else ""

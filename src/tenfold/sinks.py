@@ -23,7 +23,7 @@ from tenfold.files import from_json, open_itself
 Record = dict[str, Any]
 
 PROJECT = "tenfold"  # what the libraries file runs under, where the user's environment names nothing else
-SEPARATOR = "\n---\n"  # between the texts of a file in samples/
+SEPARATOR = "\n---\n"  # between the texts of a sample, to be read
 BEGIN, END = 20, 60  # seconds that a server is waited for, at the start and at the end
 
 
@@ -249,7 +249,7 @@ class Sinks(AbstractContextManager):
         """The texts that a record names."""
         if "samples" not in record:
             return []
-        return (self.folder / record["samples"]).read_text().removesuffix("\n").split(SEPARATOR)
+        return rundir.read_samples(self.folder / record["samples"])
 
 
 def figures(record: Record) -> dict[str, float]:

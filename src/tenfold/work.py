@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tenfold import film
+from tenfold import film, rundir
 from tenfold.console import Display
 from tenfold.data.shards import Corpus
 from tenfold.errors import CheckpointError, DataError, TenfoldError
@@ -103,19 +103,20 @@ class Work:
         if not (cadence.samples and cadence.sample_tokens and (trainer.world.lead or sharded)):
             return {}
         model = LanguageModel(trainer.module, self.corpus.tokenizer, cadence.prompt, trainer.position)
-        path = self.folder / "samples" / f"step-{trainer.position:06d}.txt"
+        path = None
         try:
             with trainer.eager():
                 seeds = [self.run.recipe.seed % 2**62 + i for i in range(cadence.samples)]
                 pieces = list(model.streams(tokens=cadence.sample_tokens, seeds=seeds, to_the_end=sharded))
             texts = [cadence.prompt + "".join(row) for row in zip(*pieces, strict=True)]
             if trainer.world.lead:
-                path.parent.mkdir(exist_ok=True)
-                write_atomically(path, "\n---\n".join(texts) + "\n")
+                path = rundir.write_samples(self.folder, trainer.position, texts)
                 self.shown.sample(trainer.position, texts[0])
-        except (TenfoldError, OSError) as error:
+        except TenfoldError as error:
             return {"event": "not sampled", "message": f"no sample: {error}; --cadence.prompt can be another"}
-        return {"samples": f"samples/{path.name}"}
+        except OSError as error:
+            return {"event": "not sampled", "message": f"no sample: {error}; training goes on"}
+        return {"samples": f"samples/{path.name}"} if path else {}
 
     def film(self, trainer: Trainer) -> loop.Record:
         """A snapshot of what every head looks at, written to film/. What hinders it is told once, and is not fatal."""

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from tenfold.errors import ConfigError
 
-TIMEOUT = timedelta(minutes=30)  # the lead may prepare data for long; who gives no sign of life is named sooner
+TIMEOUT = timedelta(minutes=30)  # of an exchange; who gives no sign of life is named sooner
+PATIENCE = timedelta(days=7)  # while the lead prepares or fetches data
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,8 @@ class World:
     rank: int
     size: int
     device: torch.device
+    patient: dist.ProcessGroup | None = None
+    """The same processes, where they wait for the lead."""
 
     @property
     def lead(self) -> bool:
@@ -40,12 +43,12 @@ class World:
             dist.all_reduce(value)
         return value
 
-    def most(self, value: int) -> int:
+    def most(self, value: int, group: dist.ProcessGroup | None = None) -> int:
         """The largest of all processes' integers; a wait for the others, but not for the device."""
         if self.size == 1:
             return value
         box = torch.tensor([value], dtype=torch.int64)
-        dist.all_reduce(box, op=dist.ReduceOp.MAX)
+        dist.all_reduce(box, op=dist.ReduceOp.MAX, group=group)
         return int(box.item())
 
     def least(self, value: int) -> int:
@@ -61,18 +64,21 @@ class World:
     def lead_first(self) -> Iterator[bool]:
         """The lead does the block while the others wait, then they do it. If it fails on one process, every one ends:
         that one with its error, the others without a word."""
-        if not self.lead and self.most(0):
-            raise SystemExit(2)
-        failed, someone = 1, 0
+
+        def nobody_failed() -> None:
+            if self.most(0, self.patient):
+                raise SystemExit(2)
+
+        if not self.lead:
+            nobody_failed()  # the lead, in its turn
         try:
             yield self.lead
-            failed = 0
-        finally:
-            lead_failed = self.lead and self.most(failed)
-            if not lead_failed:
-                someone = self.most(failed)
-        if someone:
-            raise SystemExit(2)
+        except BaseException:
+            self.most(1, self.patient)
+            raise
+        if self.lead:
+            nobody_failed()
+        nobody_failed()  # the others, in theirs
 
 
 def launched() -> bool:
@@ -95,16 +101,28 @@ def join(kind: str) -> World:
         rank, size = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE")) if launched() else (0, 1)
         store = meeting(rank, size) if launched() else dist.HashStore()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    size = dist.get_world_size()
     device = torch.device(kind)
     if device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
         raise ConfigError(
             f"speed.device {kind}: several processes on this machine each take their own; give {device.type}"
         )
     if device.type in ("cuda", "xpu") and device.index is None:
-        device = torch.device(device.type, int(os.environ.get("LOCAL_RANK", 0)))
+        device = torch.device(device.type, own_index(torch.get_device_module(device).device_count()))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    return World(dist.get_rank(), dist.get_world_size(), device)
+    patient = dist.new_group(timeout=PATIENCE, backend="gloo") if size > 1 else None
+    return World(dist.get_rank(), size, device, patient)
+
+
+def own_index(count: int) -> int:
+    """Which of the `count` devices that this process sees is its own."""
+    local = int(os.environ.get("LOCAL_RANK", 0))
+    if local >= count > 1 or (local >= count and "TORCHELASTIC_RUN_ID" in os.environ):
+        raise ConfigError(
+            f"process {local + 1} of this machine has no device: {count} can be seen; start at most {count} processes"
+        )
+    return min(local, count - 1)  # where a scheduler shows each process its own device only, it is the first
 
 
 def meeting(rank: int, size: int) -> dist.Store | None:
@@ -135,6 +153,12 @@ def meeting(rank: int, size: int) -> dist.Store | None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.2)
+
+
+def shares_launchers_store() -> bool:
+    """Whether several nodes meet in a way of torchrun's by which one that comes back waits in vain for the others."""
+    nodes = int(os.environ.get("GROUP_WORLD_SIZE", 1))
+    return nodes > 1 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def leave() -> None:

@@ -1,6 +1,8 @@
 """The entry point: which verb is called, how an error is told, how a process ends."""
 
+import atexit
 import os
+import signal
 import sys
 from collections.abc import Callable, Sequence
 
@@ -16,8 +18,9 @@ from tenfold.cli.report import report
 from tenfold.cli.train import train
 from tenfold.cli.verify import verify
 from tenfold.cli.watch import watch
-from tenfold.errors import CheckpointError, ConfigError, TenfoldError, did_you_mean, without_secrets
+from tenfold.errors import ConfigError, TenfoldError, did_you_mean, without_secrets
 from tenfold.run import PRESETS
+from tenfold.signals import INTERRUPTED, leave_at_sigterm
 
 VERBS: dict[str, Callable[[Sequence[str]], int]] = {
     "train": train,
@@ -77,11 +80,13 @@ def call(arguments: Sequence[str]) -> int:
 
 def main() -> None:
     """Entry point: a user's mistake is one line and exit code 2."""
+    if sys.argv[1:2] == ["train"]:
+        leave_at_sigterm()
     try:
         code = call(sys.argv[1:])
     except TenfoldError as error:
         code = error.code
-        complain(str(error), shared=isinstance(error, ConfigError | CheckpointError))
+        complain(str(error))
     except BrokenPipeError:
         code = 0
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # nobody reads what is left
@@ -91,27 +96,32 @@ def main() -> None:
     except SystemExit as ending:  # of the argument parser, or because another process failed
         code = ending.code if isinstance(ending.code, int) else 0 if ending.code is None else 2
     except KeyboardInterrupt:
-        code = 130
+        code = INTERRUPTED
     finish(code)
 
 
-def complain(message: str, shared: bool = False) -> None:
-    """Print an error in one line: from every process of a group, or from the lead only if all have the same."""
+def complain(message: str) -> None:
+    """Print an error in one line. What one process of a group met the others may not have."""
     rank = os.environ.get("RANK", "0")
-    if rank == "0" or not shared:
-        print(f"tenfold: {'' if rank == '0' else f'process {rank}: '}{without_secrets(message)}", file=sys.stderr)
+    print(f"tenfold: {'' if rank == '0' else f'process {rank}: '}{without_secrets(message)}", file=sys.stderr)
 
 
 def finish(code: int) -> None:
     """Leave the process group, if there is one, and end. Among several processes without the interpreter's own
-    shutdown, in which gloo's threads sometimes crash or hang after all work is done."""
+    shutdown, in which gloo's threads sometimes crash or hang after all work is done; and after Ctrl-C, which may have
+    come between a thread's start and its pool's knowing of it, and would then be waited for without end."""
+    launched = False
     if "torch.distributed" in sys.modules:
         from tenfold import world
 
         if code == 0 or code > 2:
             world.leave()
-        if world.launched():
-            sys.stdout.flush()
-            sys.stderr.flush()
-            os._exit(code)
+        launched = world.launched()
+    if code == INTERRUPTED:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        atexit._run_exitfuncs()
+    if launched or code == INTERRUPTED:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
     sys.exit(code)

@@ -24,7 +24,7 @@ class EvalOptions:
     """Run by its name in runs/ or its path, a checkpoint folder, or a Hugging Face folder."""
     tasks: str = "hellaswag,lambada,wikitext2"
     """Some of hellaswag, hellaswag-harness, lambada, wikitext2, wikitext103, arc_easy, arc_challenge, piqa, winogrande,
-    openbookqa, sciq and boolq, with commas between."""
+    openbookqa, sciq and boolq, with commas between; arc is both of its kind, wikitext the first."""
     limit: int | None = None
     """Score only so many items of each set: a sample, always the same; of running text the first so many lines."""
     data: Path | None = None

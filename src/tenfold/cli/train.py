@@ -99,7 +99,7 @@ def following(run: Run, step: int) -> list[tuple[str, str]]:
         (f"sample {run.name} --prompt TEXT", "continues a beginning of yours"),
         (f"train {run.preset} --name {run.name}", f"goes on from step {step:,}")
         if step < run.recipe.steps
-        else (f"train {run.preset} --name mine --data FILE", "trains on text of your own"),
+        else (f"train {run.preset} --name another --data FILE", "trains on text of your own"),
         ("runs", "lists the runs with their state"),
     ]
 

@@ -22,6 +22,7 @@ import numpy as np
 from tenfold.data.idfile import MAGIC, SPLITS, Ids, Shard, content
 from tenfold.data.tokenizer import Chars, Gpt2, Tokenizer
 from tenfold.errors import DataError
+from tenfold.files import open_whole
 
 SUFFIXES = (".bin", ".npy")
 NAMED = re.compile(r"(?:(?P<dataset>.+)[_.-])?(?P<split>train|val)(?:[_.-].*)?\.(?P<suffix>bin|npy)")
@@ -140,7 +141,7 @@ def _named(folder: Path) -> list[Path]:
 def _head(path: Path) -> tuple[bytes, int]:
     """A file's first bytes, and its size."""
     try:
-        with path.open("rb") as file:
+        with open_whole(path) as file:
             return file.read(HEADER_BYTES), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise DataError(f"cannot read {path} ({error.strerror}); {AGAIN}") from None
@@ -203,7 +204,7 @@ def _nanogpt_tokenizer(path: Path) -> Tokenizer:
     try:
         if meta.stat().st_size > META_BYTES:
             raise ValueError("it is too large")
-        with meta.open("rb") as file:
+        with open_whole(meta) as file:
             itos = _Plain(file).load()["itos"]
         symbols = "".join(itos[i] for i in range(len(itos)))
         if len(symbols) != len(itos):

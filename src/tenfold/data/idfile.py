@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tenfold.files import from_json
+from tenfold.files import content_of, from_json
 
 SPLITS = ("train", "val")
 MAGIC = b"TENFOLD1"  # what tenfold's own shards begin with
@@ -67,7 +67,7 @@ def content(path: Path, ids: Ids) -> str:
 def _remembered(path: Path) -> tuple[str, int] | None:
     """The SHA-256 and the highest id that were found in a file, unless it has another size or time of change now."""
     try:
-        sha256, size, changed, found = from_json(path.with_name(STAMP).read_bytes())[path.name]
+        sha256, size, changed, found = from_json(content_of(path.with_name(STAMP)))[path.name]
         stat = path.stat()
         if isinstance(sha256, str) and [size, changed] == [stat.st_size, stat.st_mtime_ns] and isinstance(found, int):
             return sha256, found
@@ -80,7 +80,7 @@ def _remember(path: Path, sha256: str, found: int) -> None:
     """Writes it down beside the file; where that cannot be, everything is looked at each time."""
     stamp, stat, stamps = path.with_name(STAMP), path.stat(), dict[str, Any]()
     with contextlib.suppress(OSError, TypeError, ValueError):
-        stamps = dict(from_json(stamp.read_bytes()))
+        stamps = dict(from_json(content_of(stamp)))
     stamps[path.name] = [sha256, stat.st_size, stat.st_mtime_ns, found]
     # Several processes may do this at once: each puts a whole file in place, and the last one wins.
     mine = stamp.with_name(f"{STAMP}.{os.getpid()}.partial")

@@ -33,7 +33,7 @@ from tenfold.data.idfile import MAGIC, SPLITS, Shard, blocks, highest
 from tenfold.data.idfile import STAMP as STAMP
 from tenfold.data.tokenizer import Tokenizer, from_spec
 from tenfold.errors import DataError
-from tenfold.files import from_json, open_itself, sync
+from tenfold.files import content_of, from_json, open_itself, open_whole, sync
 
 VERSION = 1
 HEADER = struct.Struct("<8sIIQQ32s")
@@ -175,7 +175,7 @@ def open_shard(path: Path) -> Shard:
     """
     again = "prepare the data again, or copy the file again from where it came"
     try:
-        with path.open("rb") as file:
+        with open_whole(path) as file:
             head, size = file.read(HEADER.size), os.fstat(file.fileno()).st_size
     except OSError as error:
         raise DataError(f"cannot read the shard {path} ({error.strerror}); {again}") from None
@@ -237,14 +237,16 @@ class Tokens:
             DataError: names the file and the position of the first id that is not.
         """
         for shard in self.shards:
-            found = highest(shard)
-            if found >= vocab:
-                start, block = next((start, block) for start, block in blocks(shard.ids) if block.max() >= vocab)
-                first = int(np.argmax(block >= vocab))
-                raise DataError(
-                    f"{shard.path} has the id {block[first]} at position {start + first}, but the vocabulary has "
-                    f"{vocab} ids; prepare the data again, or train a model with a vocabulary of at least {found + 1}"
-                )
+            if (found := highest(shard)) < vocab:
+                continue
+            for start, block in blocks(shard.ids):  # with none beyond if the file that remembers is damaged
+                if block.max() >= vocab:
+                    first = int(np.argmax(block >= vocab))
+                    raise DataError(
+                        f"{shard.path} has the id {block[first]} at position {start + first}, but the vocabulary has "
+                        f"{vocab} ids; prepare the data again, or train a model with a vocabulary of at least "
+                        f"{found + 1}"
+                    )
 
 
 @dataclass(frozen=True)
@@ -295,7 +297,7 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """
     path = folder / MANIFEST
     try:
-        manifest = from_json(path.read_bytes())
+        manifest = from_json(content_of(path))
     except ValueError:
         raise DataError(f"{path} is damaged (no JSON); prepare the data again into another folder") from None
     except OSError as error:

@@ -78,15 +78,15 @@ def push(folder: Path, name: str) -> str:
     from huggingface_hub import HfApi
 
     api = HfApi()
-    with told(name):
+    with told(name, f"{folder} is whole: `hf upload {name} {folder}` sends it later"):
         api.create_repo(name, exist_ok=True)
         api.upload_folder(repo_id=name, folder_path=folder, commit_message="A model trained with Tenfold")
     return f"{api.endpoint}/{name}"
 
 
 @contextmanager
-def told(name: str) -> Iterator[None]:
-    """CheckpointError in one line for whatever goes wrong with a repository."""
+def told(name: str, instead: str = "or give a folder that holds it") -> Iterator[None]:
+    """CheckpointError in one line for whatever goes wrong with a repository; `instead`: what else can be done."""
     from huggingface_hub import constants, errors
 
     hub = f"the Hub at {constants.ENDPOINT}"
@@ -99,14 +99,14 @@ def told(name: str) -> Iterator[None]:
     except errors.HFValidationError as error:
         raise CheckpointError(f"{name} cannot be a repository ({first_line(error)}); give owner/name") from None
     except errors.LocalEntryNotFoundError as error:
-        raise unreached(hub, name, error.__cause__ or error.__context__ or error) from None
+        raise unreached(hub, name, error.__cause__ or error.__context__ or error, instead) from None
     except errors.HfHubHTTPError as error:
         status = error.response.status_code
         raise CheckpointError(
-            f"{hub} answered {status} about {name}: {ADVICE.get(status, 'try again later')}"
+            f"{hub} answered {status} about {name}: {ADVICE.get(status, 'try again later')}; {instead}"
         ) from None
     except (errors.HTTPError, errors.OfflineModeIsEnabled) as error:
-        raise unreached(hub, name, error) from None
+        raise unreached(hub, name, error, instead) from None
     except (ValueError, KeyError, OSError) as error:
         raise CheckpointError(
             f"{hub} did not answer properly about {name} ({first_line(error)}); try later, or set HF_ENDPOINT to "
@@ -114,11 +114,11 @@ def told(name: str) -> Iterator[None]:
         ) from None
 
 
-def unreached(hub: str, name: str, error: BaseException) -> CheckpointError:
-    """The error for a server that does not answer at all."""
+def unreached(hub: str, name: str, error: BaseException, instead: str) -> CheckpointError:
+    """The error for a server that does not answer at all, about a repository that is not in the cache."""
     return CheckpointError(
-        f"{hub} cannot be reached ({first_line(error)}) and {name} is not in its cache; connect, set HF_ENDPOINT to "
-        "another server, or give a folder that holds it"
+        f"{hub} cannot be reached for {name} ({first_line(error)}); connect, or set HF_ENDPOINT to another server; "
+        f"{instead}"
     )
 
 

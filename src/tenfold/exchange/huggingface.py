@@ -17,7 +17,7 @@ from tenfold.errors import CheckpointError, DataError
 from tenfold.exchange.pickled import load_pickle
 from tenfold.exchange.tokens import write_tokenizer
 from tenfold.exchange.weights import GPT2_PADDED, GPT2_VOCAB, HEAD, PREFIX, Source, beyond_gpt2, kind_of
-from tenfold.files import from_json
+from tenfold.files import content_of, from_json
 from tenfold.model.config import ModelConfig
 from tenfold.model.gpt import GPT
 
@@ -82,7 +82,7 @@ def turned(name: str, tensor: Tensor) -> Tensor:
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object of such a folder."""
     try:
-        content = from_json(path.read_bytes())
+        content = from_json(content_of(path))
     except OSError as error:
         raise CheckpointError(
             f"{path} cannot be read ({error.strerror}); a folder needs config.json and {' or '.join(WEIGHTS)}"

@@ -32,7 +32,7 @@ class Memory:
     capacity: int
     """Of the device, as its maker counts it."""
     state: int
-    """Weights, gradients, moments and copies of the weights in a half precision; FSDP's share of them."""
+    """Gradients, weights, moments and copies of the weights in a half precision; of all but the first FSDP's share."""
     blocks: int
     """Activations of a row."""
     logits: int
@@ -87,7 +87,9 @@ def memory_of(run: Run, capacity: int, count: int) -> Memory:
     model, speed, length = run.model, run.speed, run.recipe.length
     size = BYTES[speed.precision]
     weights = model.parameters + (model.embedding_rows - model.vocab) * model.width
-    state = weights * (4 + 4 + 8 + (size if size < 4 else 0))  # weight, gradient, two moments, copy
+    sharded = speed.parallel == "fsdp"
+    state = weights * (4 + 8 + (size if size < 4 else 0)) // (count if sharded else 1)  # weight, two moments, copy
+    state += 4 * weights  # gradients, which FSDP too keeps whole from micro-step to micro-step
     # a token in a block: what the norms read, what they make, queries, keys, values, attention's result, the MLP's
     # hidden units before and after GELU; row blocks of attention keep their half of the square and the result twice
     kept = 2 * 4 * model.width + (2 + 3 + 1 + 4 + 4) * size * model.width
@@ -98,7 +100,7 @@ def memory_of(run: Run, capacity: int, count: int) -> Memory:
         state += CHUNK * model.embedding_rows * size + 4 * model.embedding_rows * model.width
     return Memory(
         capacity=capacity,
-        state=state // (count if speed.parallel == "fsdp" else 1),
+        state=state,
         blocks=length * (recomputed if speed.recompute == "blocks" else model.layers * kept),
         logits=logits if speed.loss == "plain" else 0,
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tenfold.errors import ConfigError
-from tenfold.files import from_json, write_atomically
+from tenfold.files import content_of, from_json, write_atomically
 from tenfold.hardware import Hardware
 from tenfold.ladder import report
 from tenfold.ladder.climb import Climber, Terms, Told, as_json, check_fits, measurable
@@ -57,7 +57,7 @@ def saved_rows(folder: Path, content: dict[str, Any]) -> dict[str, Row]:
         return {}
     anew = f"give another --out, or --again, which measures anew and replaces {path}"
     try:
-        before = from_json(path.read_bytes())
+        before = from_json(content_of(path))
         differ = [name for name in SAME if before[name] != content[name]]
         differ += [
             f"machine.{name}"

@@ -10,7 +10,7 @@ from typing import Any
 
 from tenfold.data.fetch import cache_folder
 from tenfold.errors import CheckpointError, HardwareError
-from tenfold.files import from_json, write_atomically
+from tenfold.files import content_of, from_json, write_atomically
 from tenfold.hardware import Hardware
 from tenfold.ladder.climb import Climber, Terms, Told, as_json, check_fits, measurable
 from tenfold.ladder.measure import Row
@@ -105,7 +105,7 @@ def recall(model: ModelConfig, length: int, hardware: Hardware, speed: Speed) ->
     """What was found before and counts where `speed` is asked for, and a line if something lies there that does not."""
     path = path_of(model, length, hardware)
     try:
-        content = from_json(path.read_bytes())
+        content = from_json(content_of(path))
         tuned, asked = content.pop("tuned"), dict(content.pop("given"))
         best = typed(Speed, tuned["speed"], str(path), "speed.")
         found = Tuned(best, float(tuned["tokens_per_second"]), float(tuned["before"]), str(tuned["date"]))

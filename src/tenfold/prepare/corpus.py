@@ -24,12 +24,13 @@ import numpy as np
 from tenfold.data.idfile import SPLITS, Ids
 from tenfold.data.shards import MANIFEST, ShardWriter, dtype_for, read_manifest
 from tenfold.errors import ConfigError, DataError, did_you_mean
-from tenfold.files import from_json, held, open_itself, write_atomically
+from tenfold.files import content_of, from_json, held, open_itself, write_atomically
+from tenfold.hardware import cores
 from tenfold.prepare.encode import Document
 from tenfold.prepare.options import Options
 from tenfold.prepare.plan import CUT, SHARE, Job, Pace, Report, announced, expected, plan, sample, too_small, wrong
 from tenfold.prepare.sources import Row, Source, brings_closer, find_source
-from tenfold.prepare.workers import ENGINES, cores
+from tenfold.prepare.workers import ENGINES
 
 JOURNAL = "progress.json"
 DIGEST_OF_IT = "sha256_of_the_rest"
@@ -219,7 +220,7 @@ def _finished(out: Path, job: Job, overwrite: bool) -> dict[str, Any] | None:
 def _loaded(path: Path) -> dict[str, Any]:
     """What a file of ours says; nothing if it is missing or damaged."""
     with contextlib.suppress(FileNotFoundError, ValueError):
-        value = from_json(path.read_bytes())
+        value = from_json(content_of(path))
         return value if isinstance(value, dict) else {}
     return {}
 

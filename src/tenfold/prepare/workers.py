@@ -30,11 +30,6 @@ Engine = Callable[[Coder, Iterable[Batch], int], Results]
 SERVE = "import sys; from tenfold.prepare.workers import serve; serve(sys.argv[1])"
 
 
-def cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def inline(coder: Coder, batches: Iterable[Batch], workers: int = 1) -> Results:
     """Encodes in this process."""
     for lines, rows in batches:

@@ -220,11 +220,13 @@ def damage(folder: Path) -> str | None:
             return f"{STATE} does not have the SHA-256 that it states"
         if bad := [n for n in (state["position"], *state.get("skipped", ())) if type(n) is not int or n < 0]:
             return f"{STATE} has the position {bad[0]!r}"
+        if (named := NAME.fullmatch(folder.name)) and int(named[1]) != state["position"]:
+            return f"{STATE} is of step {state['position']}, the folder's name of another"
         for name in (WEIGHTS, MOMENTS):
             if sha256_of(folder / name) != hashes[name]:
                 return f"{name} does not have the SHA-256 that {STATE} states"
     except CheckpointError as error:
-        return str(error)
+        return str(error).removeprefix(f"checkpoint {folder}/").partition(";")[0]  # what is done instead, others say
     except (OSError, KeyError, TypeError, AttributeError) as error:
         return f"{type(error).__name__}: {error}"
     return None
@@ -232,10 +234,12 @@ def damage(folder: Path) -> str | None:
 
 def newest(root: Path, said: Callable[[str], None]) -> Path | None:
     """The newest undamaged checkpoint; damaged ones are passed over and told. None if there is none."""
-    for folder in reversed(saved_steps(root).values()):
+    left = list(saved_steps(root).values())
+    while left:
+        folder = left.pop()
         if (wrong := damage(folder)) is None:
             return folder
-        said(f"checkpoint {folder} is damaged ({wrong}); the one before is used")
+        said(f"checkpoint {folder} is damaged ({wrong}); {'the one before is used' if left else 'no other is left'}")
     return None
 
 

@@ -46,16 +46,16 @@ def largest(trial: Callable[[int], None], rows: int, world: World, fixed: bool =
             fits, told = 0, shortage(str(error))
         if world.least(fits):  # one process that halves alone would leave the others waiting
             return rows
-        if fixed:
-            raise Shortage(
-                f"speed.rows {rows} does not fit the device's memory; give fewer, or auto, which finds how many"
-            )
         if rows == 1:
             raise Shortage(
                 f"not even one row fits the device's memory{told}; use a shorter recipe.length, speed.recompute "
                 "blocks, speed.parallel fsdp on several devices, or a smaller model"
             )
+        if fixed:
+            raise Shortage(f"speed.rows {rows} does not fit the device's memory{told}; give fewer, such as {rows // 2}")
         rows //= 2
+        if world.device.type == "cuda":
+            torch.cuda.empty_cache()  # here, since the error held what the trial had made
 
 
 def fit(trainer: Trainer, fixed: bool) -> int:
@@ -71,22 +71,23 @@ def fit(trainer: Trainer, fixed: bool) -> int:
         x = torch.zeros(layout.micro, recipe.length, dtype=torch.int64, device=world.device)
         try:
             moments = [torch.empty_like(p) for p in module.parameters() for _ in range(2)]
-            for _ in range(min(2, layout.accum)):  # from the second micro-step on the gradients are there too
-                trainer.sync(False)
+            tries = min(2, layout.accum)  # from the second micro-step on the gradients are there too
+            for k in range(tries):
+                # One process alone that runs out would leave DDP's others waiting; FSDP's exchange anyway, and one that
+                # does not reduce its gradients keeps them whole.
+                trainer.sync(sharded and k == tries - 1)
                 with trainer.autocast():
                     loss = trainer.model(x, x)
                 (loss * 0).backward()
             del moments
         finally:
             trainer.optimizer.zero_grad(set_to_none=True)
-            if world.device.type == "cuda":
-                torch.cuda.empty_cache()
 
     assert isinstance(trainer.speed.rows, int)
     rows = trainer.speed.rows
+    sharded = trainer.speed.parallel == "fsdp" and world.size > 1
     if world.device.type != "cpu":
         # a process that runs out of memory within FSDP's exchanges cannot try again: the others are still in them
-        sharded = trainer.speed.parallel == "fsdp" and world.size > 1
         rows = largest(trial, rows, world, fixed or sharded)
     layout = split(recipe.rows, recipe.length, world.size, rows)
     if layout != trainer.split:

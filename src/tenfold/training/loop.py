@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -15,6 +15,7 @@ import torch
 
 from tenfold.recipe import Recipe
 from tenfold.run import Cadence, film_steps
+from tenfold.training.precision import PRECISIONS
 from tenfold.training.signs import Signs
 from tenfold.training.trainer import Step, Trainer
 from tenfold.training.vitals import Finite, Patience, Vitals
@@ -34,12 +35,13 @@ def loop(
     stop: int | None = None,
     signal: Callable[[], int] = lambda: 0,
     vitals: Vitals | None = None,
+    earlier: Iterable[Record] = (),
 ) -> int:
     """Train until the recipe's last step, `stop`, or `signal()` is not 0 on any process; returns DONE, STOPPED, EARLY
     or the signal's value. Diverged is raised at most one step after a loss or norm that is not finite, Unsound when a
-    sign that stops speaks; `vitals` looks for those."""
+    sign that stops speaks; `vitals` looks for those. `earlier`: the records of a run that goes on."""
     meter = Meter(trainer, cadence, report, vitals)
-    patience = Patience(cadence.patience, vitals.signs if vitals else Signs(report))
+    patience = Patience(cadence.patience, vitals.signs if vitals else Signs(report), earlier)
     last = trainer.recipe.steps if stop is None else min(stop, trainer.recipe.steps)
     early = 0
     while True:
@@ -53,7 +55,8 @@ def loop(
             record = table[name](trainer)
             report({"step": at, **record})
             if "val_loss" in record:
-                if patience(at, record["val_loss"], meter.mean_loss()) and cadence.stop_early:
+                over = patience(at, record["val_loss"], meter.mean_loss())
+                if cadence.stop_early and trainer.world.most(int(over)):
                     early = EARLY  # takes effect, and is saved, at the next position
                 if vitals:
                     vitals.validated(at, record["val_loss"])
@@ -149,6 +152,8 @@ class Meter:
             "memory_bytes": held_memory(device),
             "peak_memory_bytes": peak_memory(device),
         }
+        if PRECISIONS[trainer.speed.precision].scaled:
+            record["scale"] = trainer.scale.value
         if not applied:
             record |= {"event": "skipped", "message": self.skipped(at, loss, norm)}
         elif self.vitals:

@@ -54,8 +54,10 @@ def eager(speed: Speed) -> Callable[[], AbstractContextManager]:
 def compilation(speed: Speed) -> dict[str, Any]:
     """Options of torch.compile; HardwareError for a backend that this torch does not know, or a mode that it has
     not."""
+    # One shape is trained with. Without that word a second one, of fewer rows that fit, would make it compile for any.
+    static = {"dynamic": False}
     if speed.backend == "inductor":
-        return {} if speed.mode == "default" else {"mode": speed.mode}
+        return static if speed.mode == "default" else {**static, "mode": speed.mode}
     known = torch._dynamo.list_backends(None)
     if speed.backend not in known:
         raise HardwareError(
@@ -65,7 +67,7 @@ def compilation(speed: Speed) -> dict[str, Any]:
         raise HardwareError(
             f"speed.mode {speed.mode}: only the backend inductor has modes, not {speed.backend}; use default or auto"
         )
-    return {"backend": speed.backend}
+    return {**static, "backend": speed.backend}
 
 
 def replays_graphs(speed: Speed, device: torch.device) -> bool:
@@ -167,6 +169,7 @@ def prepare(model: GPT, speed: Speed, world: World) -> tuple[nn.Module, Sync]:
 def parallel(model: GPT, speed: Speed, world: World) -> tuple[nn.Module, Sync]:
     """The model shared by the processes as `speed` says, and its `sync`."""
     if speed.parallel == "fsdp":
+        # in fp32, weights and gradients alike: on any number of processes the same training
         mesh = init_device_mesh(world.device.type, (world.size,))
         for block in model.blocks:
             fully_shard(block, mesh=mesh)

@@ -82,6 +82,10 @@ def supported(speed: Speed, hardware: Hardware, processes: int = 1) -> str | Non
         )
     if speed.mode not in ("auto", "default") and speed.compile == "none":
         return f"speed.mode {speed.mode}: speed.compile none compiles nothing; use compile blocks, or mode default"
+    if speed.backend not in ("auto", "inductor") and speed.compile == "none":
+        return (
+            f"speed.backend {speed.backend}: speed.compile none compiles nothing; use compile blocks, or backend auto"
+        )
     if speed.parallel == "fsdp" and speed.mode in ("reduce-overhead", "max-autotune"):
         return (
             f"speed.mode {speed.mode}: it replays CUDA graphs, which FSDP's weights do not go with; use default or auto"
@@ -144,12 +148,14 @@ def resolve(
         "parallel": ("ddp", f"{processes} processes") if processes > 1 else ("none", "one process"),
         "rows": (min(share, room), f"{min(share, room) * recipe.length:,} tokens at a time"),
     }
-    if tuned and not supported(combined(tuned, speed), hardware, processes):
+    clash = supported(combined(tuned, speed), hardware, processes) if tuned else None
+    if tuned and not clash:
         choices |= {name: (value, "tuned") for name, value in vars(tuned).items() if value != "auto"}
         if isinstance(tuned.rows, int):
             choices["rows"] = (min(share, tuned.rows), "tuned")
     chosen = {f.name: choices[f.name] for f in fields(Speed) if getattr(speed, f.name) == "auto"}
     said = ", ".join(f"{name} {value}" + (f" ({why})" if why else "") for name, (value, why) in chosen.items())
+    said += f"; not as it was tuned, which does not go with what is given ({clash})" if clash else ""
     return replace(speed, **{name: value for name, (value, _) in chosen.items()}), said
 
 
