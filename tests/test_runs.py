@@ -540,7 +540,7 @@ from pathlib import Path
 from tenfold import rundir
 from tenfold.errors import ConfigError
 run = Path(sys.argv[1])
-for _ in range(300):
+for _ in range(500):
     try:
         with rundir.locked(run):
             os.close(os.open(run.with_name("mine"), os.O_CREAT | os.O_EXCL))

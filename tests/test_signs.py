@@ -590,10 +590,10 @@ def test_roll_back_without_a_checkpoint_or_without_end_stops(run: Run, poison: A
 def test_what_was_told_before_a_roll_back_may_be_told_again() -> None:
     told: list[dict[str, Any]] = []
     signs = Signs(told.append, acts=False)
-    signs("weights", 300)
-    signs("weights", 310)
+    signs("weights", 300, why="of a test")
+    signs("weights", 310, why="of a test")
     signs.went_back(200)
-    signs("weights", 300)
+    signs("weights", 300, why="of a test")
     assert [r["step"] for r in told] == [300, 300]
 
 
