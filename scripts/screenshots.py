@@ -29,6 +29,12 @@ def play(page: Page) -> None:
     page.locator(".token").nth(40).hover()
 
 
+def framed(page: Page) -> None:
+    """Wait until the page in the frame is drawn."""
+    page.frame_locator("iframe").locator("h1").first.wait_for()
+    page.wait_for_timeout(1500)
+
+
 def views(run: str, other: str) -> dict[str, tuple[str, Callable[[Page], None]]]:
     """What is photographed: name -> address and what is done there first."""
 
@@ -41,7 +47,7 @@ def views(run: str, other: str) -> dict[str, tuple[str, Callable[[Page], None]]]
         "compare": (f"#/compare/{run},{other}", nothing),
         "film": (f"#/film/{run}", nothing),
         "play": (f"#/play/{run}", play),
-        "ladder": ("#/ladder/gpt2-124m", nothing),  # where ladders/ lies beside the runs
+        "ladder": ("#/ladder/gpt2-124m", framed),  # where ladders/ lies beside the runs
     }
 
 
@@ -74,7 +80,7 @@ def main() -> None:
                     page.wait_for_timeout(1500)
                     first(page)
                     page.wait_for_timeout(300)
-                    page.screenshot(path=given.out / f"{given.prefix}{name}-{size}.png", full_page=name != "run")
+                    page.screenshot(path=given.out / f"{given.prefix}{name}-{size}.png", full_page=name not in ("run", "ladder"))
                     page.close()
             browser.close()
     finally:

@@ -223,7 +223,8 @@ export function makeChart({ title, unit, height = 150, cursor = makeCursor(), le
 
   /** A place on the horizontal axis with its unit. */
   function placed(value) {
-    return [content.x.form(value), content.x.unit].filter(Boolean).join(" ");
+    const unit = value === 1 ? content.x.unit?.replace(/s$/, "") : content.x.unit;
+    return [content.x.form(value), unit].filter(Boolean).join(" ");
   }
 
   function drawn(line) {

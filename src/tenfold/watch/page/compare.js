@@ -61,7 +61,7 @@ function fieldsTable(names, fields) {
   const rows = Object.entries(fields);
   const head = el("tr", {}, el("th", { scope: "col" }, "field"), names.map((name) => el("th", { scope: "col" }, name)));
   const body = rows.map(([field, values]) =>
-    el("tr", {}, el("th", { scope: "row" }, field), values.map((value) => el("td", {}, plain(value)))));
+    el("tr", {}, el("th", { scope: "row" }, field), values.map((value, i) => el("td", { "data-run": names[i] }, plain(value)))));
   const table = el("table", { class: "fields differing" }, el("thead", {}, head), el("tbody", {}, body));
   return el("section", {}, el("h2", {}, "Fields in which they differ"), rows.length
     ? el("div", { class: "wide", tabindex: 0, role: "region", "aria-label": "fields" }, table)

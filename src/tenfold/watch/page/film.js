@@ -296,7 +296,7 @@ export async function showFilm(main, name) {
         row.drawn = steps.length;
       }
       chart.show({
-        x: { form: whole, log }, at: film.steps[at.index], none: "not scored",
+        x: { form: whole, unit: "steps", log }, at: film.steps[at.index], none: "not scored",
         y: { form: (value) => value.toFixed(3), tick: String, low: 0, high: key === "entropy" ? 1 : FLAT },
         lines: [
           { name: "every head", color: "var(--soft)", faint: true, quiet: true, dots: steps.length === 1,
