@@ -14,6 +14,7 @@ CPU_SUM = 1e-6  # fp32 on one CPU, sums in another order: rounding is 6e-8, up t
 SUM = TOLERANCE["fp32"]  # the same by another kernel, or on a GPU, where more of the sums are in another order
 ACROSS = 1e-4  # losses on two kinds of device: every operation rounds otherwise, and the difference grows with steps
 BF16 = 2e-2  # of a bf16 result to fp32's, by norm: bf16 keeps 8 bits, 4e-3, at each of several roundings
+FP16 = 2.5e-3  # the same of fp16, which keeps three bits more
 GPU_RESUME = 1e-4  # of state, by norm: a GPU may add gradients in no fixed order; forgotten moments make 0.5
 LOGITS = 1e-4  # of logits of about four, absolute: products of one row and of many sum in other orders
 

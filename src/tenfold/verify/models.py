@@ -24,11 +24,11 @@ from tenfold.model.attention import KERNELS
 from tenfold.model.cache import Cache
 from tenfold.model.gpt import GPT
 from tenfold.training.speed import HALF
-from tenfold.verify.case import BF16, EXACT, LOGITS, SUM, Case, by_norm, each, flat, largest, of_largest, worst
+from tenfold.verify.case import BF16, EXACT, FP16, LOGITS, SUM, Case, by_norm, each, flat, largest, of_largest, worst
 from tenfold.verify.lab import MODEL, Lab, lively
 
 COMPARED = ("logits, relative to the largest", "loss", "gradients, by norm")  # with transformers
-DTYPES = (("fp32", torch.float32, SUM), ("bf16", torch.bfloat16, BF16))
+DTYPES = (("fp32", torch.float32, SUM), ("bf16", torch.bfloat16, BF16), ("fp16", torch.float16, FP16))
 LENGTHS = ((200, 200), (4, 200))  # queries and keys: more than one block of the kernel `rows`; a few after a cache
 PARTS = {"one token at a time": [1] * MODEL.context, "1, 7, 24 and 32 tokens at a time": [1, 7, 24, 32]}
 CONTINUED = 100  # tokens, more than the context holds
@@ -87,7 +87,8 @@ def attention(lab: Lab) -> Iterator[Case]:
     for name, (short, dtype, bound) in product(KERNELS, DTYPES):
         if (name, short) == ("naive", "fp32") or (short == "fp32" and name in HALF):
             continue
-        reasons = (lab.hardware.lacks(feature) for feature in (name, short) if feature in FEATURES)
+        needed = (name, short) if short == "bf16" else (name,)  # fp16 lacks nothing but speed
+        reasons = (lab.hardware.lacks(feature) for feature in needed if feature in FEATURES)
         what = f"{name} in {short}, and naive in fp32: result and gradients, by norm"
         measure = partial(kernel, name, dtype, lab.world.device)
         yield Case(what, bound, measure, not_here=next(filter(None, reasons), None))
