@@ -80,7 +80,9 @@ def main() -> None:
                     page.wait_for_timeout(1500)
                     first(page)
                     page.wait_for_timeout(300)
-                    page.screenshot(path=given.out / f"{given.prefix}{name}-{size}.png", full_page=name not in ("run", "ladder"))
+                    page.screenshot(
+                        path=given.out / f"{given.prefix}{name}-{size}.png", full_page=name not in ("run", "ladder")
+                    )
                     page.close()
             browser.close()
     finally:

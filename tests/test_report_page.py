@@ -52,7 +52,9 @@ def made(path: Path, last: int = 320, every: int = 10) -> Path:
     )
     (path / "samples").mkdir()
     for step in (0, 160):
-        (path / "samples" / f"step-{step:06d}.txt").write_text(f"first at {step} {MARKUP}\n===== sample 2 =====\nsecond\n")
+        (path / "samples" / f"step-{step:06d}.txt").write_text(
+            f"first at {step} {MARKUP}\n===== sample 2 =====\nsecond\n"
+        )
     return path
 
 
