@@ -191,7 +191,7 @@ def test_where_all_stand_is_told_when_nothing_moves(start: Start, tmp_path: Path
     told = [process.communicate(timeout=80)[1] for process in processes]
     assert [process.returncode for process in processes] == [0, 0, 0], told
     (line,) = [line for line in told[0].splitlines() if line.startswith("tenfold: ")]
-    assert line.startswith(f"tenfold: nothing has moved for {5 * LOST} s: process 0 on ")
+    assert line.startswith(f"tenfold: nothing was seen to move for {5 * LOST} s: process 0 on ")
     first, second, third = line.removesuffix(line.partition("; ")[2]).split(", process ")
     assert "stands at torch.distributed." in first
     assert "called by tenfold.world.World.most" in first

@@ -767,3 +767,9 @@ def test_the_loss_scale_is_told_where_there_is_one(run: Run) -> None:
     done = train(replace(run, speed=replace(run.speed, precision="fp16")), stop_at=2)
     assert set(by_step(done.path, "scale").values()) == {65536.0}
     assert not by_step(train(replace(run, name="fp32"), stop_at=2).path, "scale")
+
+
+def test_a_folder_of_runs_that_leads_nowhere_is_told(run: Run) -> None:
+    Path("runs").symlink_to("nowhere/at/all")
+    with pytest.raises(ConfigError, match=r"runs/tiny cannot be a run's folder"):
+        train(run)

@@ -266,8 +266,9 @@ def executed(run: Run, hardware: Hardware, world: World, shown: Display) -> tupl
     speed, why = resolve(run.speed, run.model, run.recipe, hardware, world.size, tuned.speed if tuned else None)
     if speed.parallel == "fsdp" and run.speed.rows == "auto" and hardware.kind != "cpu" and hardware.memory_bytes:
         # a process that runs out within FSDP's exchanges cannot try with fewer, so what is tried first is reckoned
-        rows = memory_of(replace(run, speed=speed), hardware.memory_bytes, world.size).rows
+        rows = world.least(memory_of(replace(run, speed=speed), hardware.memory_bytes, world.size).rows)
         speed = replace(speed, rows=max(1, min(rows, int(speed.rows))))
+        why += f"; rows {speed.rows} at most by the memory that is reckoned"
     if speed.compile == "none":
         return speed, why
     missing = probe_compile(world.device, speed)

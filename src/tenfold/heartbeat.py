@@ -137,18 +137,27 @@ class Pulse:
 
     def look(self) -> None:
         """Tell once that nothing moves, and where each process stands."""
-        beats = [json.loads(beat) for beat in self.heard if beat != DONE.encode()]
-        limit = STUCK * self.seconds / self.every
-        was, self.stuck = self.stuck, min((who["still"] for who in beats), default=0) > limit
+        if DONE.encode() in self.heard:
+            return
+        beats = [json.loads(beat) for beat in self.heard]
+        trained = all(who["step"] is not None for who in beats)  # before, the lead may prepare data for long
+        was, self.stuck = self.stuck, trained and min(who["still"] for who in beats) > STUCK * self.seconds / self.every
         if self.stuck and not was:
             stand = ", ".join(f"{named(who)} stands at {who['at']}" for who in beats)
-            ends = f"end them, unless that is one very long call, or wait {TIMEOUT.seconds // 60} minutes for their end"
-            self.note("stuck", f"nothing has moved for {STUCK * self.seconds} s: {stand}; {ends}")
+            ends = f"if that is no long evaluation, end them, or wait {TIMEOUT.seconds // 60} minutes for their end"
+            self.note("stuck", f"nothing was seen to move for {STUCK * self.seconds} s: {stand}; {ends}")
 
     def note(self, event: str, message: str, said: str = "") -> None:
         """Say it, and let the lead write it to the metrics of the run folder, if they exist."""
         print(f"tenfold: {said or message}", file=sys.stderr, flush=True)
-        if self.world.lead and (self.folder / "metrics.jsonl").exists():
+        if self.world.lead:  # in a thread: what is stuck may be the file system
+            writer = threading.Thread(target=self.write, args=(event, message), daemon=True)
+            writer.start()
+            writer.join(self.every)
+
+    def write(self, event: str, message: str) -> None:
+        """Add a record to the metrics of the run folder, if they exist."""
+        if (self.folder / "metrics.jsonl").exists():
             with contextlib.suppress(OSError):
                 rundir.append(self.folder, {"step": self.step() or 0, "event": event, "message": message})
 

@@ -133,7 +133,8 @@ def locked(path: Path) -> Iterator[None]:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            if isinstance(error, FileExistsError) and (path.is_dir() or not os.path.lexists(path)):
+            mine = isinstance(error, FileExistsError) and error.filename == str(path)  # not a folder above it
+            if mine and (path.is_dir() or not os.path.lexists(path)):
                 continue  # removed, or made, while `mkdir` looked what is there
             raise ConfigError(
                 f"{path} cannot be a run's folder ({error.strerror}); move it, or give another --name"

@@ -3,7 +3,6 @@
 import os
 import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -37,8 +36,8 @@ def noted(say: Callable[[str], None]) -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             # Whoever asked for the end may ask again while the process ends; its exit code is decided.
-            ending = received[0] and number == signal.SIGTERM
-            signal.signal(number, signal.SIG_IGN if ending else handler)
+            ending = received[0] == REQUEUE and number == signal.SIGTERM
+            signal.signal(number, signal.SIG_IGN if ending else signal.SIG_DFL if handler is at_once else handler)
 
 
 def leave_at_sigterm() -> None:
@@ -60,7 +59,8 @@ def leave_at_sigterm() -> None:
 
 
 def at_once(number: int, frame: FrameType | None) -> None:
-    """Stands for what `listen` does."""
+    """End this process; where the main thread waits, `listen` is sooner."""
+    end()
 
 
 def hold() -> None:
@@ -85,6 +85,11 @@ def listen(heard: socket.socket, told: socket.socket) -> None:
     """End this process when it is told of a SIGTERM that nobody else handles. `told` is kept open."""
     while numbers := heard.recv(1):
         if numbers[0] == signal.SIGTERM and signal.getsignal(signal.SIGTERM) is at_once:
-            if os.environ.get("RANK", "0") == "0":
-                print("tenfold: SIGTERM: nothing was trained yet; the same command begins again", file=sys.stderr)
-            os._exit(REQUEUE)
+            end()
+
+
+def end() -> None:
+    """Say that nothing is lost, and end."""
+    if os.environ.get("RANK", "0") == "0":
+        os.write(2, b"tenfold: SIGTERM: nothing was trained yet; the same command begins again\n")
+    os._exit(REQUEUE)

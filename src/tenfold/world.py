@@ -102,6 +102,7 @@ def join(kind: str) -> World:
         store = meeting(rank, size) if launched() else dist.HashStore()
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     size = dist.get_world_size()
+    patient = dist.new_group(timeout=PATIENCE, backend="gloo") if size > 1 else None
     device = torch.device(kind)
     if device.index is not None and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > 1:
         raise ConfigError(
@@ -111,7 +112,6 @@ def join(kind: str) -> World:
         device = torch.device(device.type, own_index(torch.get_device_module(device).device_count()))
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    patient = dist.new_group(timeout=PATIENCE, backend="gloo") if size > 1 else None
     return World(dist.get_rank(), size, device, patient)
 
 

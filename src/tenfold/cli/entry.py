@@ -118,7 +118,7 @@ def finish(code: int) -> None:
             world.leave()
         launched = world.launched()
     if code == INTERRUPTED:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # once more ends it at once
         atexit._run_exitfuncs()
     if launched or code == INTERRUPTED:
         sys.stdout.flush()

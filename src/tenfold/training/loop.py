@@ -56,7 +56,7 @@ def loop(
             report({"step": at, **record})
             if "val_loss" in record:
                 over = patience(at, record["val_loss"], meter.mean_loss())
-                if cadence.stop_early and trainer.world.most(int(over)):
+                if cadence.stop_early and trainer.world.most(int(over and trainer.world.lead)):
                     early = EARLY  # takes effect, and is saved, at the next position
                 if vitals:
                     vitals.validated(at, record["val_loss"])
