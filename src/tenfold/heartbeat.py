@@ -7,8 +7,8 @@ so a process that was itself asleep accuses nobody when it wakes.
 
 A thread beats, so a process beats on while its main thread is stuck (a deadlock, a file system that no longer answers)
 and all others wait for it. Each beat therefore tells for how long its main thread has stood at one line. When all of
-them have, the lead says where each stands, and leaves the end to the exchange's own limit, `world.TIMEOUT`: one very
-long call of each looks the same.
+them have, once training has begun, the lead says where each stands, and leaves the end to the exchange's own limit,
+`world.TIMEOUT`: one very long call of each looks the same.
 """
 
 import contextlib

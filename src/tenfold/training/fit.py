@@ -54,6 +54,7 @@ def largest(trial: Callable[[int], None], rows: int, world: World, fixed: bool =
         if fixed:
             raise Shortage(f"speed.rows {rows} does not fit the device's memory{told}; give fewer, such as {rows // 2}")
         rows //= 2
+        torch.compiler.reset()  # torch compiles eight shapes at most, and then runs others uncompiled
         if world.device.type == "cuda":
             torch.cuda.empty_cache()  # here, since the error held what the trial had made
 

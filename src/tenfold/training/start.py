@@ -21,7 +21,7 @@ from tenfold.world import World
 
 PRODUCT_ERROR = 1e-2  # of the largest result; TF32 makes about a thousandth
 TRIAL = 512  # random tokens at least
-LATER = 1000.0  # what later values are moved by, so that a glimpse of one shows
+LATER = 1000.0  # what later values are moved by, so that a glimpse of one shows; among many it needs more
 LEAK = 0.1  # of the largest output: one value in a thousand moves it by about a fourth, rounding by a hundredth
 
 
@@ -167,7 +167,7 @@ def check_attention(trainer: Trainer, signs: Signs) -> None:
         qkv = drawn.to(trainer.world.device)
         qkv = qkv.to(working_dtype(qkv))
         changed = qkv.clone()
-        changed[:, half:, 2] += LATER
+        changed[:, half:, 2] += max(LATER, 2.0 * length)
         before, after = (kernel(*t.requires_grad_().permute(2, 0, 3, 1, 4)).detach() for t in (qkv, changed))
     apart = ((before - after)[..., :half, :].abs().max() / before.abs().max()).item()
     if trainer.world.most(int(not apart <= LEAK)):

@@ -66,7 +66,7 @@ async function inflate(stream) {
 /** Follows runs from byte offsets on ({name: offset}); `on` has functions for records, rewind, replaced, gone, runs and
  * `open`. The browser reconnects by itself where it was; calling what this returns ends it. */
 function stream(offsets, on) {
-  let events, timer;
+  let events, timer, left = false;
   const open = () => {
     const names = Object.keys(offsets);
     const at = names.map((name) => offsets[name]).join(",");
@@ -74,8 +74,10 @@ function stream(offsets, on) {
     events.onopen = () => (told(true), on.open?.());
     events.onerror = async () => {
       if (events.readyState !== EventSource.CLOSED) return told(false);
-      timer = setTimeout(open, AGAIN); // refused: the browser gave up
-      told(false, await refusal(events.url));
+      const why = await refusal(events.url); // the browser gave up
+      if (left) return;
+      told(false, why);
+      timer = setTimeout(open, AGAIN);
     };
     for (const kind of ["records", "rewind", "replaced", "gone", "runs"]) {
       events.addEventListener(kind, (event) => {
@@ -86,7 +88,7 @@ function stream(offsets, on) {
     }
   };
   open();
-  return () => (clearTimeout(timer), events.close());
+  return () => ((left = true), clearTimeout(timer), events.close());
 }
 
 /** Generates text; `on` has functions for token, end and error. Aborting the signal stops it. */
