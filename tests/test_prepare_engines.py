@@ -191,9 +191,12 @@ def test_memory_does_not_grow_with_a_source(tmp_path: Path) -> None:
     used, texts = [], [story(1000, i) for i in range(300)]  # about 1.5 MB
     for name, times in (("small", 10), ("large", 60)):
         source = parquet_file(tmp_path / f"{name}.parquet", texts * times, 500)
-        command = [sys.executable, "-c", MEASURE, str(source), str(tmp_path / name)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=True)
-        used.append([int(size) // 1024 for size in done.stdout.split()])
+        seen = []
+        for i in range(3):  # how much is under way at once is a matter of luck: 168 to 186 MB were seen of either
+            command = [sys.executable, "-c", MEASURE, str(source), str(tmp_path / f"{name}-{i}")]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+            seen.append([int(size) // 1024 for size in done.stdout.split()])
+        used.append([min(sizes) for sizes in zip(*seen, strict=True)])
     assert used[1][0] - used[0][0] < 20, used  # MB: what is under way is the same
     assert used[1][1] - used[0][1] < 20, used
 
